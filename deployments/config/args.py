@@ -201,7 +201,7 @@ class AppArgs(AccessSettings):
     """Whether /metrics needs the admin key; None: where there are tenants, whose names and volumes it shows.
     /health and /version never need a key."""
     tokenizer_info: bool = True
-    """Whether /tokenizer_info tells how tokenizers are configured, with their chat templates."""
+    """Whether /tokenizer_info shows the configuration of tokenizers, with their chat templates."""
     slo: SloSettings = SloSettings()
     """Service-level targets that requests are measured against."""
     metrics: MetricsSettings = MetricsSettings()
@@ -271,7 +271,7 @@ class AppArgs(AccessSettings):
 
     @property
     def protects_metrics(self) -> bool:
-        """Whether /metrics needs the admin key. Of an `access_file`, the tenants must have been read."""
+        """Whether /metrics needs the admin key. The tenants of an `access_file` must have been read."""
         return bool(self.tenants) if self.protect_metrics is None else self.protect_metrics
 
     @property

@@ -22,7 +22,7 @@ class AutoscalingSettings(BaseModel):
     ttft_target_s: float = Field(default=1.0, gt=0)
     """Seconds that a prompt may wait for the prefill of others, on average over the replicas."""
     catch_up_s: float = Field(default=30.0, ge=0)
-    """Seconds in which more replicas, once they are up, work off what waits beyond that."""
+    """Seconds in which more replicas, once they are up, work off the work that waits beyond that."""
     max_busy_share: float = Field(default=0.85, gt=0, le=1)
     """Largest share of a replica's measured prefill rate that may be in use."""
     max_kv_share: float = Field(default=0.85, gt=0, le=1)

@@ -39,7 +39,7 @@ CORES_PER_INGRESS = 4
 
 ModelFacts = ModelConfig | EncoderConfig
 FactsOf = Callable[[EngineConfig], ModelFacts | None]
-"""Returns what a model's files say of it; None where they are not here."""
+"""Returns the facts in a model's files; None if they are not here."""
 
 
 class CannotMeet(ValueError):
@@ -48,7 +48,7 @@ class CannotMeet(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ChosenSetting:
-    """A setting that was left out, its value and why it has it."""
+    """An omitted setting, its value and the reason for it."""
 
     path: str
     value: Any
@@ -62,7 +62,7 @@ class Effective:
     """The settings of an application that are in effect."""
 
     args: dict[str, Any]
-    """Arguments with what was chosen."""
+    """Arguments with the chosen settings."""
     choices: tuple[ChosenSetting, ...]
     warnings: tuple[str, ...] = ()
     """Requirements that the cluster does not meet now."""
@@ -71,7 +71,7 @@ class Effective:
 def choose(
     applications: Sequence[Mapping[str, Any]], machine: Hardware, facts_of: FactsOf
 ) -> tuple[Effective, ...]:
-    """Choose what the arguments of these applications, which share the machine, leave out.
+    """Choose the settings that the arguments of these applications, which share the machine, omit.
 
     The arguments are valid `AppArgs`. Raises CannotMeet; ValueError where `facts_of` does.
     """
@@ -119,7 +119,7 @@ def _write(part: dict[str, Any], choices: Sequence[ChosenSetting]) -> None:
 def _model(
     part: Mapping[str, Any], model: ModelArgs, machine: Hardware, facts_of: FactsOf, is_alone: bool
 ) -> Iterator[ChosenSetting]:
-    """Yield what is chosen for one model, which `part` describes."""
+    """Yield the settings chosen for one model, which `part` describes."""
     engine, engines = part.get("engine") or {}, part.get("engines") or {}
     device = model.engine.device
     if device == "auto":
@@ -314,7 +314,7 @@ def _ingresses(args: Mapping[str, Any], checked: AppArgs, machine: Hardware) -> 
 
 
 def _shortages(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[str]:
-    """Yield what the applications reserve in Ray beyond what there is, with numbers."""
+    """Yield the resources that the applications reserve in Ray beyond those that exist, with numbers."""
     models = [model for args in applications for model in args.served.values() if model.load_at_start]
     for model in models:
         if model.gpus_per_engine > machine.most_gpus and not machine.unknown:

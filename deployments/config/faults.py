@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return where the first wrong setting is, and what is wrong with it."""
+    """Return the place of the first wrong setting, and its fault."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(map(str, first["loc"]))
     return f"{where}: {first['msg']}" if where else str(first["msg"])

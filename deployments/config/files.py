@@ -13,7 +13,7 @@ DAY_S = 86_400
 
 
 class FileSettings(Settings):
-    """Where files and batches lie, and how many there may be; see `deployments/batch/spool.py`.
+    """Where files and batches are stored, and how many there may be; see `deployments/batch/spool.py`.
 
     Bounds hold for each tenant, in the directory that all ingresses share.
     """

@@ -49,7 +49,7 @@ class Limits(BaseModel):
     ("refuse"), omitted and named in the header x-raydix-ignored-fields and the request's log line ("warn"), or
     omitted."""
     max_header_bytes: int = Field(default=64 * 1024, ge=1024)
-    """Most bytes of a request outside its body: request line, headers, what is between and after chunks."""
+    """Most bytes of a request outside its body: request line, headers, chunk extensions and trailers."""
     max_headers: int = Field(default=100, ge=10)
     """Most headers of a request."""
     max_choices: int = Field(default=128, ge=1)
@@ -140,7 +140,7 @@ class Limits(BaseModel):
     token_cache_bytes: int = Field(default=64 * MIB, ge=0)
     """Bytes of conversations that an ingress keeps with their token ids, for each model; 0 keeps none."""
     prepare_threads: Annotated[int, Field(ge=2)] | Literal["auto"] = "auto"
-    """Threads that parse, render and tokenize what is large; all but one for a single tenant. "auto": one more
+    """Threads that parse, render and tokenize large requests; a single tenant gets all but one. "auto": one more
     than the machine's cores, at most 5."""
 
     @model_validator(mode="after")

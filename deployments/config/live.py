@@ -38,7 +38,7 @@ AT_START = (
     "limits.prepare_threads",
     "limits.token_cache_bytes",
 )
-"""Settings of these sections that size what a process makes at its start."""
+"""Settings of these sections that size objects made at a process's start."""
 LIVE_IN_HUB = ("logging.level",)
 """Settings that the hub takes over and sends to engines. Engines take over no `user_config`."""
 COUNTS = ("engines.count", "engines.roles.decode", "engines.roles.prefill", "ingresses.count")

@@ -27,7 +27,7 @@ class HardwareNode:
     has_cuda: bool = True
     """Whether its torch is built for CUDA."""
     unknown: str = ""
-    """Why its GPUs cannot be told, and what to do; "" where they can."""
+    """Why its GPUs are unknown, and what to do; "" if they are known."""
     omp_threads: int | None = None
     """OMP_NUM_THREADS with which its processes start."""
     cache: str = ""
@@ -69,7 +69,7 @@ class Hardware:
 
     @property
     def unknown(self) -> str:
-        """Why the GPUs of some node cannot be told; "" where they can."""
+        """Why the GPUs of some node are unknown; "" if they are known."""
         return next((node.unknown for node in self.nodes if node.unknown), "")
 
     @property
@@ -80,7 +80,7 @@ class Hardware:
         return min(known) if known and len(known) == len(sizes) else None
 
     def engines(self, gpus_each: float) -> int:
-        """How many engines with so many GPUs each, all of one node, there is room for."""
+        """Number of engines that fit, if each needs this many GPUs of one node."""
         return sum(int(len(node.usable) / gpus_each + 1e-9) for node in self.nodes)
 
     def described(self) -> str:

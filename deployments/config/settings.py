@@ -218,8 +218,8 @@ class AdmissionSettings(Settings):
     """
 
     ttft_target_s: float = Field(default=0.15, gt=0)
-    """Seconds of work queued at the least busy engine above which requests wait here. It is about what one
-    tenant's flood adds to another's time to first token. Below a few step times, engines run out of work."""
+    """Seconds of work queued at the least busy engine above which requests wait here. One tenant's flood adds
+    about as much to another's time to first token. Below a few step times, engines run out of work."""
     max_wait_s: float = Field(default=30.0, gt=0)
     """Longest wait, in seconds, also while no engine is up; a request may ask for less. One that would wait longer
     is refused."""
@@ -241,7 +241,7 @@ class EngineDeploymentSettings(DeploymentSettings):
     autoscaling: AutoscalingSettings | None = None
     """Scales the number of replicas; given instead of `count`."""
     kv_events: KvEventSettings | None = None
-    """Where replicas tell routers of others which blocks they hold. None: nowhere."""
+    """Where replicas publish the blocks that they hold, for other routers. None: nowhere."""
     kv_fetch: KvFetchSettings | None = KvFetchSettings()
     """How replicas fetch KV from each other, where they have `engine.host_kv_gib`. None: they fetch none."""
     roles: RoleSettings | None = None
@@ -250,13 +250,13 @@ class EngineDeploymentSettings(DeploymentSettings):
     @model_validator(mode="before")
     @classmethod
     def _roles_say_how_many(cls, given: Any) -> Any:
-        """Count the replicas of all roles. What is no section is left to be refused by pydantic."""
+        """Count the replicas of all roles. pydantic refuses values that are no sections."""
         roles = given.get("roles") if isinstance(given, dict) else None
         if not roles:
             return given
         try:
             settings = RoleSettings.model_validate(roles)
-        except ValidationError:  # which is told again, with the whole path
+        except ValidationError:  # which is reported again, with the whole path
             return given
         if given.get("autoscaling") is not None:
             raise ValueError(
@@ -344,7 +344,8 @@ class MetricsSettings(Settings):
     port: int | None = Field(default=None, ge=1, le=65535)
     """Port on which the hub itself serves /metrics on its node; None: it serves none."""
     host: str = "127.0.0.1"
-    """Address that the hub listens on. This port asks for no key: all who can reach it can read the metrics."""
+    """Address that the hub listens on. This port needs no key: every client that reaches it can read the
+    metrics."""
     port_wait_s: float = Field(default=30.0, ge=0)
     """Seconds for which a new hub waits for that port: the one before it may still hold it. Then it fails."""
     inference_gateway: bool = False
@@ -358,11 +359,12 @@ class ResponseSettings(Settings):
     """Storage of the Responses API's answers, and how many run in the background."""
 
     store: str = "memory"
-    """Where they are kept: "memory", that of each ingress, or what all ingresses share, as a URL: a directory
-    "file:///path", or a Redis "redis://host:port/number" ("rediss" with TLS; needs the extra `redis`)."""
+    """Where they are kept: "memory", that of each ingress, or a store that all ingresses share, as a URL: a
+    directory "file:///path", or a Redis "redis://host:port/number" ("rediss" with TLS; needs the extra
+    `redis`)."""
     max_bytes: int = Field(default=128 * 2**20, ge=0)
     """Bytes of stored responses, with their inputs, that an ingress keeps in memory, or that a directory has; 0
-    keeps none. Full, it forgets what the tenant who has most has not used for longest."""
+    keeps none. When full, it deletes the least recently used response of the tenant with the most."""
     ttl_s: float = Field(default=86_400.0, gt=0)
     """Seconds after which a response is forgotten that was neither read nor continued."""
     max_background: int = Field(default=64, ge=0)
@@ -385,7 +387,7 @@ class ResponseSettings(Settings):
         url = urlsplit(given)
         is_path = url.scheme == "file" and not url.netloc and url.path.startswith("/")
         is_host = url.scheme in ("redis", "rediss") and bool(url.hostname)
-        if given != "memory" and not is_path and not is_host:  # what was given may have a password
+        if given != "memory" and not is_path and not is_host:  # the given URL may contain a password
             raise ValueError(
                 'store must be "memory" or a URL such as file:///var/lib/raydix or redis://host:6379/0'
             )
@@ -414,7 +416,7 @@ class WarmUpSettings(Settings):
     max_kv_share: float = Field(default=0.5, gt=0, le=1)
     """Largest share of the replica's KV pages that warm-up may fill."""
     ask_timeout_s: float = Field(default=3.0, gt=0)
-    """Seconds that the replica waits to be told what to compute; then it starts with an empty cache."""
+    """Seconds that the replica waits for the prefixes to compute; then it starts with an empty cache."""
     half_life_s: float = Field(default=600.0, gt=0)
     """Seconds after which the use of a prefix counts half."""
     track_tokens: int = Field(default=4_000_000, ge=1024)

@@ -11,7 +11,7 @@ HIDDEN = ("tenants", "admin_key_hash", "access_file", "shared_prefixes")
 
 
 def shown_settings(args: AppArgs) -> dict[str, Any]:
-    """Return the settings as the YAML has them, defaults included; of URLs, what they lead to."""
+    """Return the settings as the YAML has them, defaults included; URLs without credentials and queries."""
     one_model = {"engine", "engines", "chat"} if args.models else {"models"}
     shown: dict[str, Any] = _without_credentials(args.model_dump(mode="json", exclude={*HIDDEN, *one_model}))
     return shown

@@ -63,8 +63,8 @@ class TenantSettings(BaseModel):
     tokens_per_minute: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Most tokens per minute; prompts count when admitted, generated tokens as they come. None: no limit."""
     isolate_cache: bool | None = None
-    """Whether cached prefixes are kept from other tenants, so that nothing tells them what this one asked. None:
-    where there is more than one tenant."""
+    """Whether cached prefixes are kept from other tenants, so that nothing reveals this one's prompts to them.
+    None: where there is more than one tenant."""
     priority: int = Field(default=0, ge=-100, le=100)
     """Requests of a lower priority go first in an engine and are preempted last."""
 

@@ -36,7 +36,7 @@ def table() -> str:
 
 
 def effects() -> dict[str, list[str]]:
-    """Return the settings by what a change of them does."""
+    """Return the settings by the effect of a change."""
     return {
         "nothing: requests that come from then on have it": [_but(name, AT_START) for name in LIVE],
         "nothing: Serve starts or stops as many replicas as differ, unless they are scaled": [

@@ -107,7 +107,7 @@ class Connection(HttpToolsProtocol):
     """
 
     url = b""
-    """As much as arrived of the request's path and query; what it inherits sets it with the first byte."""
+    """The received part of the request's path and query; the base class sets it with the first byte."""
 
     def __init__(self, *args: Any, bounds: ConnectionBounds, turns: ParseTurns, **options: Any) -> None:
         """The time begins with the connection, or with the first byte of a later request."""
@@ -132,13 +132,13 @@ class Connection(HttpToolsProtocol):
         self._writes = GatheredWrites(cast(asyncio.Transport, transport), self.loop, self._is_to_close)
         bounds = self._bounds
         self._reader = ReaderWatch(self._writes, self.loop, bounds.unread_s, bounds.min_read_bytes_per_s)
-        self._writes.set_write_buffer_limits(high=0)  # so it holds one message, and tells when that was read
+        self._writes.set_write_buffer_limits(high=0)  # so it holds one message, and reports when that was read
         super().connection_made(cast(asyncio.Transport, self._writes))
         self.flow = self._flow = _Flow(self.transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the connection, and what is done for its requests."""
+        """End the connection, and the work for its requests."""
         self._is_over = True
         self._deadline.cancel()
         self._reader.stop()
@@ -187,7 +187,7 @@ class Connection(HttpToolsProtocol):
     # --- parsing -------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived, unless something else has to come first."""
+        """Parse the received bytes, unless other work has to come first."""
         if self._is_over:
             return
         self._unparsed.add(data)

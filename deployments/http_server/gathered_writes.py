@@ -46,13 +46,13 @@ class GatheredWrites:
         self._gathered.append(data)
 
     def close(self) -> None:
-        """Write what was gathered and close the connection."""
+        """Write the gathered bytes and close the connection."""
         self._flush()
         if self._may_close():
             self._transport.close()
 
     def write_eof(self) -> None:
-        """Write what was gathered and end this direction of the connection."""
+        """Write the gathered bytes and end this direction of the connection."""
         self._flush()
         self._transport.write_eof()
 

@@ -27,7 +27,7 @@ class SmallReads(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand on what was read."""
+        """Hand on the bytes that were read."""
         self._protocol.data_received(bytes(self._buffer[:nbytes]))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -41,7 +41,7 @@ class Unparsed:
         self._data = bytearray()
 
     def cut(self, body_left: int) -> bytes:
-        """Take the next piece. `body_left` is what a body of known length still lacks, 0 outside of one."""
+        """Take the next piece. `body_left` is the missing part of a body of known length, 0 outside of one."""
         size = min(body_left, len(self._data)) or self._to_end()
         piece = bytes(self._data[:size])
         del self._data[:size]

@@ -34,7 +34,7 @@ RenderedPage = tuple[bytes, str, Kept | None]
 
 
 def deployed_ingresses() -> int:
-    """How many ingresses Serve is told to run; 0 where it does not say."""
+    """Number of ingresses that Serve is to run; 0 if it is unknown."""
     return target_replicas(serve.get_replica_context().app_name).get("Ingress", 0)
 
 
@@ -85,7 +85,7 @@ class MetricsHub:
         return {}
 
     async def together(self, calls: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
-        """Call methods of this class, by their names, with these arguments; return what each returns or raises."""
+        """Call methods of this class, by their names, with these arguments; return each result or exception."""
         called = [getattr(self, method)(*args) for method, args in calls]
         return await asyncio.gather(*called, return_exceptions=True)
 
@@ -108,7 +108,7 @@ class MetricsHub:
         return page[:2]
 
     async def keep(self, keeper: str, held: Stamp | None) -> tuple[bool, Kept | None]:
-        """Return whether the ingress should `restore` what it holds, and a newer checkpoint to hold, if any."""
+        """Return whether the ingress should `restore` its checkpoint, and a newer one for it to keep, if any."""
         return self._hub.keep(keeper, held, self._clock.now())
 
     async def restore(self, keeper: str, checkpoint: bytes) -> None:

@@ -32,7 +32,8 @@ class PrefixReport:
     prefixes: list[HotPrefix]
 
     def check(self) -> None:
-        """Raise ValueError for what would break the board for all: its arithmetic divides by both numbers."""
+        """Raise ValueError for values that would break the board for all: its arithmetic divides by both
+        numbers."""
         if self.block_tokens < 1 or not 0 < self.half_life_s < math.inf:
             raise ValueError(
                 f"a report needs block_tokens of at least 1 and a finite half_life_s above 0, got "

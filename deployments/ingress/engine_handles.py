@@ -15,8 +15,8 @@ class EngineHandles:
     """Calls a model's replicas through Serve, whichever deployment they belong to."""
 
     def __init__(self, handles: Mapping[str, Any], pools: Mapping[str, Pool], fleet: Fleet) -> None:
-        """`handles` has those of all models by deployment, `pools` what this model's deployments are for; `fleet`
-        knows the roles of its replicas.
+        """`handles` has those of all models by deployment, `pools` the purposes of this model's deployments;
+        `fleet` knows the roles of its replicas.
         """
         self.counts = {name: pool.num_when_loaded for name, pool in pools.items()}
         """How many replicas each deployment has at first when the model is loaded."""
@@ -33,6 +33,6 @@ class EngineHandles:
         await asyncio.gather(*(handle.describe.remote() for handle in self._by_role.values()))
 
     async def ask_all(self, method: str) -> list[Any]:
-        """Return what each known replica answers, as `ask_all` does."""
+        """Return the answer of each known replica, as `ask_all` does."""
         answers = await asyncio.gather(*(ask_all(handle, method) for handle in self._by_role.values()))
         return [answer for each in answers for answer in each]

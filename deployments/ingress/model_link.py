@@ -208,7 +208,8 @@ class ModelLink:
         return await empty_caches(self.name, self._router.fleet.names, ask, self._switch.state, timeout_s)
 
     async def _watch_switch(self) -> None:
-        """Track how many replicas Serve is told to run, which may change at any time, and whether it is none."""
+        """Track the number of replicas that Serve is to run, which may change at any time, and whether it is
+        zero."""
         assert self._connections is not None
         while True:
             targets = await self._switch.targets()

@@ -35,10 +35,10 @@ class RollCall:
         self._task = asyncio.create_task(self._answer_forever())
 
     async def leave(self) -> None:
-        """Stop, and tell the hub that this ingress takes no more requests. Idempotent."""
+        """Stop, and report to the hub that this ingress takes no more requests. Idempotent."""
         if self._task is not None:
             self.stop()
-            # Without a hub, silence tells the next one.
+            # Without a hub, the next one notices the silence.
             with contextlib.suppress(Exception), timeout(LEAVE_S):
                 await self._hub.leave.remote(self._ingress)
 

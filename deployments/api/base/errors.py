@@ -23,7 +23,7 @@ from deployments.config.limits import Limits
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 2.0
-"""Seconds that a client is told to wait when no engine can take its request and the end of that is unknown."""
+"""Seconds in Retry-After when no engine can take a request for an unknown time."""
 
 _NO_RETRY = {"x-should-retry": "false"}
 """Keeps OpenAI's clients from sending a request again, as they do after other errors of the server."""
@@ -112,7 +112,7 @@ def log_failure(error: Exception, what: str) -> None:
 
 
 def from_client(error: Exception, request_id: str) -> ApiError:
-    """Translate what an `EngineClient` raised. Retry-After keeps clients from amplifying an overload."""
+    """Translate an exception of an `EngineClient`. Retry-After keeps clients from amplifying an overload."""
     if isinstance(error, Rejected):
         return invalid(error.message, error.param)
     if isinstance(error, Overloaded):

@@ -132,7 +132,8 @@ def _block(tools: RequestedTools, answer: str | None, special: SpecialId, mark: 
 
 
 def _call_schema(function: Function, key: str, closes_objects: bool) -> dict[str, Any]:
-    """Return the schema of a whole call, where only schemas tell it from an answer. Keeps definitions in place."""
+    """Return the schema of a whole call, if only schemas distinguish it from an answer. Keeps definitions in
+    place."""
     schema = arguments_schema(function, closes_objects)
     definitions: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     properties = {"name": {"const": function.name}, key: schema}

@@ -214,7 +214,7 @@ def _filter(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
     estimate = _MULTIPLYING.get(name)
     num_passed = 1 if hasattr(work, "jinja_pass_arg") else 0
 
-    @wraps(work)  # with what says that the context is passed
+    @wraps(work)  # with the attribute by which the context is passed
     def run(*args: Any, **named: Any) -> Any:
         _step()
         if estimate is not None:

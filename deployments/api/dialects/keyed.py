@@ -64,11 +64,11 @@ class KeyedMarks:
     layout: str = "\n"
     """White space that a model writes between marks."""
     encloses_all: bool = False
-    """Whether `opens` and `closes` stand around all calls, and not around each."""
+    """Whether `opens` and `closes` enclose all calls together, and not each."""
 
     @property
     def all(self) -> tuple[str, ...]:
-        """All marks that tell calls from text, or parts of calls from each other."""
+        """All marks that separate calls from text, or parts of calls from each other."""
         found = (self.opens, self.closes, self.name, self.key, *self.after_key, self.ends_value, self.ends_call)
         return tuple(mark for mark in found if len(mark) > 2)
 
@@ -133,7 +133,7 @@ def parse_keyed(marks: KeyedMarks, functions: Functions, until: str = "") -> Par
         at.drop()
         yield Segment("call", name)
         yield from _Arguments(at, marks, functions[name] or {}).parse(found)
-        if not (yield from at.look()):  # what is held is part of a mark or a key that the end cut off
+        if not (yield from at.look()):  # the held text is part of a mark or a key that the end cut off
             at.drop()
 
     return parse_marked(marks.openings, marks.ends, call, inner=marks.inner, until=until)
@@ -203,7 +203,7 @@ class _Arguments:
                 return ""
             self._put_aside(at.held)
             at.drop()
-            if found not in (marks.key, marks.ends_value, marks.ends[0]):  # it is left to what follows the call
+            if found not in (marks.key, marks.ends_value, marks.ends[0]):  # it is left to the text after the call
                 return found
             yield from at.mark(found)
             if found != marks.ends_value:  # which may come twice
@@ -313,8 +313,8 @@ class _Arguments:
         return not is_text
 
     def _is_unclosed(self) -> Parser[bool]:
-        """Whether a mark comes next that ends a value without its own. If it is part of the value, what comes
-        before the value's own mark is taken.
+        """Whether a mark comes next that ends a value without its own. If it is part of the value, the text before
+        the value's own mark is taken.
         """
         at, marks = self._at, self._marks
         if not (yield from at.is_ended(in_text=True)):

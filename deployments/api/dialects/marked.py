@@ -27,7 +27,7 @@ def parse_marked(
     because models close again what is closed. At the end of the text, a truncated one suffices. `inner` are
     further marks that end a call. With `initial`, a text that begins with this character may begin with calls.
 
-    With `until`, this is reasoning: "hold" tells where calls may begin, and "answer" that the mark `until` was
+    With `until`, this is reasoning: "hold" says where calls may begin, and "answer" that the mark `until` was
     found outside of calls. The rest is text.
     """
     ends = tuple(filter(None, [until]))
@@ -84,7 +84,8 @@ def expect(at: Scanner, marks: Sequence[str]) -> Parser[None]:
 
 
 def up_to(at: Scanner, mark: str) -> Parser[str]:
-    """Take what comes before `mark`, and that. Raises `Malformed` where a line or another mark comes first."""
+    """Take the text before `mark`, and the mark. Raises `Malformed` if the line ends or another mark comes
+    first."""
     word = ""
     while (char := (yield from at.look())) != mark[0]:
         if not char or char in "\n<" or (yield from at.is_ended()):

@@ -159,7 +159,7 @@ class _Call:
 
 
 def _until(at: Scanner, end: str) -> Parser[str]:
-    """Take what comes before `end`, on one line. Raises `Malformed` if anything else than a word does."""
+    """Take the text before `end`, on one line. Raises `Malformed` if it is not a word."""
     word = ""
     while (char := (yield from at.look())) != end:
         if not char or char in "()[]{}<=,\n\"'" or (yield from at.is_ended()):

@@ -35,7 +35,7 @@ class Thoughts(NamedTuple):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All marks that tell reasoning from the answer."""
+        """All marks that separate reasoning from the answer."""
         return self.opens, self.closes, *self.around_answer
 
     def is_shown(self, template: str) -> bool:

@@ -26,7 +26,7 @@ class Scanner:
 
     def __init__(self, ends: Sequence[str] = ()) -> None:
         self.ends = ends
-        """Marks that end JSON, and what else has brackets, wherever they stand outside of a text."""
+        """Marks that end JSON, and other syntax with brackets, anywhere outside of a text."""
         self._initials = frozenset(mark[0] for mark in ends)
         self._ahead: deque[str] = deque()
         """Characters that were looked at but not taken."""
@@ -85,8 +85,8 @@ class Scanner:
         return first
 
     def leave(self) -> Parser[None]:
-        """Yield what is held and what was looked at, but the last character that came: from there on all is text
-        when a parser returns.
+        """Yield held and scanned text, except the last received character: from it on, all is text when a parser
+        returns.
         """
         while len(self._ahead) > (not self._is_over):
             self.take()
@@ -133,11 +133,11 @@ class Scanner:
         return found
 
     def may_end(self, char: str) -> bool:
-        """Whether a mark that ends what has brackets may begin with this character."""
+        """Whether a mark that ends syntax with brackets may begin with this character."""
         return char[:1] in self._initials
 
     def is_ended(self, *, in_text: bool = False) -> Parser[bool]:
-        """Whether a mark comes next that ends what has brackets. The end of the text may cut it off."""
+        """Whether a mark comes next that ends syntax with brackets. The end of the text may cut it off."""
         char = yield from self.look()
         if not self.may_end(char) or self._position in self._text:
             return False
@@ -148,10 +148,9 @@ class Scanner:
         return bool(found) or is_cut
 
     def is_broken(self, quote: str) -> Parser[bool]:
-        """Whether a mark comes next that ends a text which nothing closes.
-
-        A mark is part of the text if a quote comes later and what follows that may follow a text. Otherwise it was
-        not closed before the mark. What comes after a mark is held back until its text, or another, is closed.
+        """Whether a mark comes next that ends an unclosed text. A mark is part of the text if a quote comes later,
+        and after it a character that may follow a text. Otherwise the text was not closed before the mark.
+        Characters after a mark are held until its text, or another, is closed.
         """
         if not (yield from self.is_ended(in_text=True)):
             return False
@@ -164,8 +163,8 @@ class Scanner:
         return not is_closed
 
     def _is_closed(self, quote: str) -> Parser[bool]:
-        """Take what comes up to a quote, and to what shows whether that closed a text."""
-        is_mark = len(quote) > 1  # such a quote has no escapes, and stands nowhere else
+        """Take characters up to a quote, and up to the one that shows whether the quote closed a text."""
+        is_mark = len(quote) > 1  # such a quote has no escapes, and is nowhere else
         is_escaped = False
         while is_escaped or not (yield from self.sees(quote)):
             char = yield from self.look()

@@ -39,7 +39,7 @@ class ToolFormat:
     closes: str = ""
     separator: str = "\n"
     marks: tuple[str, ...] = ()
-    """Marks that tell calls from text; if they are special tokens, they must stay in the parsed text."""
+    """Marks that separate calls from text; if they are special tokens, they must stay in the parsed text."""
     begins: str = ""
     """The mark with which calls begin after text; "" if they can only begin an answer."""
     initial: str = "{"

@@ -137,7 +137,7 @@ class RequestCounts(Struct):
 
 
 class Batch(Struct):
-    """A batch as it is."""
+    """A batch in its present state."""
 
     id: str
     object: Literal["batch"]

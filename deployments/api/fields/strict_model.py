@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from deployments.api.fields.ignored import IgnoredFields
 
 LEFT_OUT = "x-raydix-left-out"
-"""Until the document is complete, the schema of an object has under this name a schema of what is left out of such
-objects, or refused.
+"""Until the document is complete, the schema of an object has under this name a schema of the fields that are
+omitted from such objects, or refused.
 """
 
 

@@ -141,7 +141,7 @@ def tags_grammar(
 
 
 def _start(form: TriggeredTags | None, one: str, first: str) -> str:
-    """Return what the text is; `first` is a tag without text before it."""
+    """Return the rule of the text; `first` is a tag without text before it."""
     must, stops = form is not None and form.at_least_one, form is not None and form.stop_after_first
     if must:
         return first if stops else f"{first} {one}* rest"

@@ -97,7 +97,7 @@ async def _check(limits: Limits, served: ServedModel, request: ChatRequest) -> _
 
 
 def check_answer(limits: Limits, served: ServedModel, request: ChatRequest) -> AskedAnswer:
-    """Check what a request asks of its answer, but for its form. Raises `ApiError`."""
+    """Check a request's fields about its answer, except its form. Raises `ApiError`."""
     asked, logprobs = asked_tokens(request), _asked_logprobs(request, limits.max_top_logprobs)
     num_scored = requested_scores(request, limits)
     unbounded = 2**31 - 1 if asked is None else asked

@@ -52,7 +52,7 @@ class Caller:
 
 
 class Exchange:
-    """Runs one plan. `respond` closes what it opened, or leaves that to the stream it returns."""
+    """Runs one plan. `respond` closes everything that it opened, or leaves that to the stream it returns."""
 
     def __init__(
         self,

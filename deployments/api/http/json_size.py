@@ -38,7 +38,7 @@ def count_values(body: bytes | bytearray, enough: float = math.inf) -> int:
 
 
 def count_names(body: bytes | bytearray) -> int:
-    """Count the names in all objects of a JSON text; a name that stands twice counts twice. O(bytes)."""
+    """Count the names in all objects of a JSON text; a name that occurs twice counts twice. O(bytes)."""
     return sum(outside.count(b":") for outside in _outside_texts(body))
 
 

@@ -29,7 +29,7 @@ MIN_WAIT_S = 0.002
 def chunks_per_s(setting: float | Literal["auto"] | None, cores: int, *, has_proxy: bool) -> float | None:
     """Return the limit that the setting `max_chunks_per_s` means on a machine with `cores` cores.
 
-    `has_proxy` tells whether each chunk goes through Serve's proxy too.
+    `has_proxy` says whether each chunk goes through Serve's proxy too.
     """
     if setting != "auto":
         return setting

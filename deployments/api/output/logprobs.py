@@ -36,7 +36,7 @@ class TokenNames(Protocol):
         ...
 
     def is_special(self, token_id: int) -> bool:
-        """Return whether a token is special, hence left out of generated text."""
+        """Return whether a token is special, hence omitted from generated text."""
         ...
 
 

@@ -43,7 +43,7 @@ class _OutputItem(ABC):
 
     @abstractmethod
     def grown(self, text: str) -> Event:
-        """Add text, and return the event that tells of it."""
+        """Add text, and return its event."""
 
     def ended(self, status: bytes) -> list[Event]:
         """Return the events that end it."""
@@ -181,7 +181,7 @@ class GrowingOutput:
         """Whether the answer was cut off by the number of its tokens."""
 
     def take(self, delta: ChoiceDelta) -> list[Event]:
-        """Add a delta, and return the events that tell of it."""
+        """Add a delta, and return its events."""
         events: list[Event] = []
         if delta.reasoning:
             thought = self._open if isinstance(self._open, _Thought) else self._begin(_Thought, events)

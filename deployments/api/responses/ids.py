@@ -44,6 +44,6 @@ def input_id(kind: str, response: str, index: int) -> str:
 
 
 def response_of(item: str) -> str | None:
-    """Return the response that has this item; None where its name does not tell."""
+    """Return the response that has this item; None if its name does not contain it."""
     found = _ITEM.fullmatch(item)
     return None if found is None else f"resp_{found[1]}"

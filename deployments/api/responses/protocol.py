@@ -105,7 +105,7 @@ class ReasoningOptions(StrictModel):
     effort: ReasoningEffort = None
     """How much it is to think, for templates that know it."""
     summary: str | None = None
-    """Accepted: reasoning is given as it is, and not as a summary."""
+    """Accepted: reasoning is returned in full, not as a summary."""
     generate_summary: str | None = None
 
 

@@ -24,7 +24,7 @@ from deployments.api.responses.store import ResponseStore
 from deployments.api.responses.stored import StoredResponse
 
 BEAT_S = 1.0
-"""Seconds between two times that a response in the background tells of itself, and looks for a mark."""
+"""Seconds between two beats of a response in the background, each with a look for a mark."""
 CANCEL, DELETE = b"cancel", b"delete"
 INLINE_BYTES = 2**20
 """Larger records are packed and unpacked in a thread."""
@@ -54,7 +54,7 @@ class ResponseKeeper:
         """Whether it is stored as it was when that was last tried."""
 
     async def try_keep(self, events: bytes = b"") -> bool:
-        """Keep the response as it is now. Return whether that is done; the log has why it is not."""
+        """Store the response in its present state. Return whether that succeeded; the log has the failure."""
         try:
             await self.keep(events)
         except Exception as error:

@@ -125,7 +125,7 @@ class _ConversationRoutes:
             items = await conversations.new_items(asked.items)
             text = encode_json(items)
             await conversations.add(conversation_id, text)
-        ids = [item["id"] for item in items] or [None]  # all of them may be left out
+        ids = [item["id"] for item in items] or [None]  # all of them may be omitted
         fields = {"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
         return _json(encode_json(fields))
 

@@ -184,7 +184,7 @@ class TextCodec:
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - see above
     def is_special(self, token_id: int) -> bool:
-        """Return whether a token is special, hence left out of generated text."""
+        """Return whether a token is special, hence omitted from generated text."""
         return self.decode([token_id], skip_special_tokens=True) == "" != self.decode([token_id])
 
     def token_key(self, token_id: int, *, is_first: bool = False) -> str:
