@@ -59,7 +59,7 @@ _NO_PROSE = re.compile(r"^(```|~~~).*?^\1$|<!--.*?-->|(`+)(?!`).+?(?<!`)\2(?!`)|
 
 
 def texts_of_page(page: str) -> Iterator[tuple[int, str]]:
-    """Yield the prose of a Markdown page, each paragraph and table row in one line, with its first line's number."""
+    """Yield the prose of a Markdown page: each paragraph or table row in one line, with its number."""
     lines = _NO_PROSE.sub(lambda found: "\n" * found[0].count("\n"), page).splitlines()
     paragraph: list[str] = []
     for number, line in enumerate([*lines, ""], start=1):
