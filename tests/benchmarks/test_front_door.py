@@ -132,4 +132,4 @@ def test_the_page_speaks_of_turns_where_they_were_taken(
         results["turns"] = turns
     (report.RESULTS / "front_door.json").write_text(json.dumps(results))
     page = report.render("benchmarks.md.jinja")
-    assert ("asked in turns of 2 s" in page) == ("medians of 5 rounds, of 3" in page) == (turns is not None)
+    assert ("requests in turns of 2 s" in page) == ("medians of 5 rounds, of 3" in page) == (turns is not None)

@@ -21,9 +21,11 @@ PACKAGES = (
 PAGES = (
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
+    "README.md",
     "SECURITY.md",
     "docs/api.md",
     "docs/batch.md",
+    "docs/benchmarks.md",
     "docs/clients.md",
     "docs/dashboards.md",
     "docs/engine.md",
@@ -41,7 +43,11 @@ PAGES = (
     "examples/README.md",
     "README.md",
 )
-_LISTED = {f"| {word} | {other} |" for word, other in REPLACEMENTS.items()}
+_ALLOWED = {
+    *(f"| {word} | {other} |" for word, other in REPLACEMENTS.items()),
+    "## One tenant's flood beside another tenant",
+}
+"""The list of words itself, and a heading to which CHANGELOG.md links."""
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -62,7 +68,7 @@ def test_pages_are_plain_english(page: str) -> None:
     found = [
         f"{page}:{line}: {fault!r} in {text[:80]!r}"
         for line, text in texts_of_page((ROOT / page).read_text(encoding="utf-8"))
-        if text not in _LISTED
+        if text not in _ALLOWED
         for fault in faults(text)
     ]
     assert not found, "\n".join(["CONTRIBUTING.md says what to write instead:", *found])
