@@ -14,7 +14,7 @@ def test_a_text_is_generated(api: str) -> None:
     assert seen["text"] == I_AM and seen["tokens"] > 10
 
 
-def test_an_agent_thinks_calls_and_says_what_came_back(api: str) -> None:
+def test_an_agent_thinks_calls_and_reports_the_result(api: str) -> None:
     assert run_node(PROGRAM, api, "agent") == {"answer": ANSWER, "asked": ["Paris"], "thoughts": THOUGHTS}
 
 

@@ -31,7 +31,7 @@ def run(api: str, model: str, task: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_an_assistant_calls_and_says_what_came_back(api: str, streams: bool) -> None:
+def test_an_assistant_calls_and_reports_the_result(api: str, streams: bool) -> None:
     station = Station()
     tools = {"tools": [station.get_weather], "reflect_on_tool_use": True, "model_client_stream": streams}
     assert run(api, "agent", PARIS, **tools).content.strip() == ANSWER

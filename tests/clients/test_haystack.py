@@ -25,7 +25,7 @@ def user(text: str) -> list[Any]:
     return [ChatMessage.from_user(text)]
 
 
-def test_an_agent_calls_and_says_what_came_back(api: str) -> None:
+def test_an_agent_calls_and_reports_the_result(api: str) -> None:
     from haystack.components.agents import Agent
     from haystack.tools import create_tool_from_function
 

@@ -34,7 +34,7 @@ def test_structured_output_is_an_object(api: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:create_react_agent has been moved")
 @pytest.mark.parametrize("options", [{}, {"streaming": True}, {"use_responses_api": True}])
-def test_an_agent_of_langgraph_calls_and_says_what_came_back(api: str, options: dict[str, Any]) -> None:
+def test_an_agent_of_langgraph_calls_and_reports_the_result(api: str, options: dict[str, Any]) -> None:
     from langgraph.prebuilt import create_react_agent
 
     station = Station()

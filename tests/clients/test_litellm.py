@@ -37,7 +37,7 @@ def test_a_stream_has_the_same_text(api: str) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == I_AM
 
 
-def test_an_agent_thinks_calls_and_says_what_came_back(api: str) -> None:
+def test_an_agent_thinks_calls_and_reports_the_result(api: str) -> None:
     station, messages = Station(), [said(PARIS)]
     for _ in range(3):
         message = ask(api, "agent", messages, tools=[TOOL]).choices[0].message

@@ -26,7 +26,7 @@ def test_a_stream_has_the_same_text(api: str) -> None:
     assert "".join(part.delta or "" for part in model(api, "plain").stream_complete(WHO)) == I_AM
 
 
-def test_an_agent_calls_and_says_what_came_back(api: str) -> None:
+def test_an_agent_calls_and_reports_the_result(api: str) -> None:
     from llama_index.core.agent.workflow import FunctionAgent
 
     station = Station()

@@ -65,7 +65,7 @@ def test_a_stream_has_the_same_text_and_its_usage(client: Any) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_an_agent_thinks_calls_and_says_what_came_back(client: Any, streams: bool) -> None:
+def test_an_agent_thinks_calls_and_reports_the_result(client: Any, streams: bool) -> None:
     station, messages = Station(), [said("user", PARIS)]
     for _ in range(3):
         asked = {"model": "agent", "messages": messages, "tools": [TOOL]}

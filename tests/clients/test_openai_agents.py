@@ -25,7 +25,7 @@ KINDS = ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("streams", [False, True])
-def test_an_agent_calls_and_says_what_came_back(api: str, kind: str, streams: bool) -> None:
+def test_an_agent_calls_and_reports_the_result(api: str, kind: str, streams: bool) -> None:
     station = Station()
     tools = [agents.function_tool(station.get_weather)]
 

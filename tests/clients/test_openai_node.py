@@ -17,7 +17,7 @@ def test_a_stream_has_the_same_text_and_its_usage(api: str) -> None:
     assert seen["text"] == I_AM and seen["tokens"] > 10
 
 
-def test_its_runner_of_tools_calls_and_says_what_came_back(api: str) -> None:
+def test_its_runner_of_tools_calls_and_reports_the_result(api: str) -> None:
     assert run_node(PROGRAM, api, "tools") == {"answer": ANSWER, "asked": ["Paris"]}
 
 

@@ -22,7 +22,7 @@ def model(api: str, name: str, kind: str = "chat") -> Any:
 
 
 @pytest.mark.parametrize("kind", ["chat", "responses"])
-def test_an_agent_calls_and_says_what_came_back(api: str, kind: str) -> None:
+def test_an_agent_calls_and_reports_the_result(api: str, kind: str) -> None:
     station = Station()
     agent = pydantic_ai.Agent(model(api, "agent", kind), tools=[station.get_weather])
 

@@ -22,7 +22,7 @@ def agent(api: str, model: str, **options: Any) -> Any:
     return ChatCompletionAgent(service=service, name="helper", **options)
 
 
-def test_an_agent_calls_a_plugin_and_says_what_came_back(api: str) -> None:
+def test_an_agent_calls_a_plugin_and_reports_the_result(api: str) -> None:
     from semantic_kernel.functions import kernel_function
 
     station = Station()

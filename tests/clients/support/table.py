@@ -18,7 +18,7 @@ scores of the embedded model must be those of transformers.
 
 This page is generated: `make clients CLIENTS_TABLE=docs/clients.md` writes it.
 
-| Client | Version | What it must see | Result |
+| Client | Version | Expected behaviour | Result |
 | --- | --- | --- | --- |
 """
 
