@@ -207,7 +207,7 @@ def test_the_head_of_a_model_that_also_sees_is_tied_as_the_whole_model_says(
         ("llama2", {"hidden_act": "silu", "hidden_activation": "gelu_tanh"}, "are different activations"),
         ("llama2", {"rope_scaling": _YARN, "rope_parameters": ROPES[1]}, "lacks their rope_theta 700.0"),
         ("llama2", {"partial_rotary_factor": 0.5}, "has partial_rotary_factor, which"),
-        ("llama2", {"rope_parameters": ROPES[2]}, "turns whole heads"),
+        ("llama2", {"rope_parameters": ROPES[2]}, "rotates whole heads"),
         (
             "mixtral",
             {"norm_topk_prob": False},
