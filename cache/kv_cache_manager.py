@@ -77,7 +77,7 @@ class KVCacheManager:
         self.tails = None if window is None else WindowTails(window, page_size, self._pool)
         """Pages of layers with a window; None where they have none of their own."""
         self.resume_points: ResumePoints | None = self.snapshots or self.tails
-        """Where requests can resume, in models that need more than a prefix's pages for it; None in others."""
+        """The points at which requests can resume; None in models that can resume after any cached token."""
         record = record if prefix_cache else None
         self._tree = RadixTree(page_size, eviction_strategy(eviction), record, self.resume_points)
         self._loans = Loans(self._tree)

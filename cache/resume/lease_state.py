@@ -28,7 +28,7 @@ class LeaseState:
     """
 
     def __init__(self, snapshots: Snapshots, slot: int, origin: Node | None) -> None:
-        """`slot` was taken for it. `origin` has the snapshot from which it resumes; None: from the beginning."""
+        """The lease owns `slot` and resumes from the snapshot of `origin`; None: it starts from no state."""
         self._snapshots, self._slot = snapshots, slot
         self.origin = origin
         """The node whose snapshot is pinned until the first chunk is computed."""

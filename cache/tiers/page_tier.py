@@ -3,8 +3,8 @@
     arriving ──settle──▶ idle ──pin──▶ pinned
        └─drop             └─ reclaim    └──unpin──▶ idle
 
-A page can be found once its KV has arrived, and stays where it is while it is read: by a request, or by
-the engine that it is lent to.
+A page can be found once its KV has arrived, and stays where it is while a request, or an engine that
+borrows it, reads it.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class PageTier:
         further: Sequence[int] = (),
         is_from_device: bool = True,
     ) -> None:
-        """Note that the key's KV, with the blocks of those hashes, is on its way to a page and `further` ones,
-        from the tree's pages or from elsewhere. There must be none yet.
+        """Note that the key's KV is being copied to a page and the `further` ones. `blocks`: the hashes of its
+        blocks. `is_from_device`: whether it comes from the tree's pages. The key must have no page yet.
         """
         assert key not in self._found and key not in self._arriving_keys
         self._arriving[page] = TierPage(self._num_added, key, page, blocks, further)

@@ -110,7 +110,7 @@ class Admission:
         self._waits_of: dict[str, Series] = {}  # by tenant, whose names come from the configuration
 
     def take_over(self, settings: AdmissionSettings, tenants: Mapping[str, Tenant]) -> None:
-        """Use other settings and tenants from now on; a waiting request keeps its longest wait."""
+        """Apply new settings and tenants. A request that already waits keeps its maximum wait."""
         self._settings, self._tenants = settings, tenants
         for queue in (self._queue, self._deferrable):
             queue.take_over(_weights(tenants), settings)

@@ -97,7 +97,7 @@ class ResponseKeeper:
                 if asked is not None:
                     await self._store.delete(self._tenant, mark)
             except Exception as error:
-                log_failure(error, "doing what a mark from elsewhere says of a response")
+                log_failure(error, "obeying another ingress's mark on a response")
                 continue
             if asked is not None:
                 await job.cancel()  # its end cancels this, so that nothing is left to do here
