@@ -48,9 +48,9 @@ async def plan_chat(
 
     With `cuts_answer`, an answer for which the context may have no room is cut there instead of refused.
     """
-    checked = await _check(limits, served, request)
-    prompt = await _tokenize(limits, served, request, checked, salt, cuts_answer=cuts_answer)
-    return await _build(limits, served, request, checked, prompt)
+    checked = await check_chat(limits, served, request)
+    prompt = await tokenize_chat(limits, served, request, checked, salt, cuts_answer=cuts_answer)
+    return await build_chat(limits, served, request, checked, prompt)
 
 
 async def count_prompt(limits: Limits, served: ServedModel, request: ChatRequest, salt: str) -> int:
@@ -79,8 +79,8 @@ class _Shown(NamedTuple):
     tools: RequestedTools | None
 
 
-class _Checked(NamedTuple):
-    """A request whose fields are right."""
+class CheckedChat(NamedTuple):
+    """The checked fields of a request, besides its messages."""
 
     answer: AskedAnswer
     grammar: Grammar | None
@@ -88,12 +88,12 @@ class _Checked(NamedTuple):
     shown: _Shown
 
 
-async def _check(limits: Limits, served: ServedModel, request: ChatRequest) -> _Checked:
-    """Check a request's fields. Raises `ApiError`."""
+async def check_chat(limits: Limits, served: ServedModel, request: ChatRequest) -> CheckedChat:
+    """Check a request's fields, besides its messages. Raises `ApiError`."""
     answer = check_answer(limits, served, request)
     grammar = await requested_grammar(limits, served.grammars, request, served.codec.special_id)
     answer = answer._replace(sampling=with_grammar(answer.sampling, grammar))
-    return _Checked(answer, grammar, await _shown(limits, served, request))
+    return CheckedChat(answer, grammar, await _shown(limits, served, request))
 
 
 def check_answer(limits: Limits, served: ServedModel, request: ChatRequest) -> AskedAnswer:
@@ -125,7 +125,7 @@ async def _shown(limits: Limits, served: ServedModel, request: ChatRequest) -> _
 # --- tokenize ----------------------------------------------------------------------------------------------
 
 
-class _Prompt(NamedTuple):
+class ChatPrompt(NamedTuple):
     """A prompt that leaves room for its answer."""
 
     token_ids: list[int]
@@ -133,9 +133,15 @@ class _Prompt(NamedTuple):
     """Most tokens of the answer."""
 
 
-async def _tokenize(
-    limits: Limits, served: ServedModel, request: ChatRequest, checked: _Checked, salt: str, *, cuts_answer: bool
-) -> _Prompt:
+async def tokenize_chat(
+    limits: Limits,
+    served: ServedModel,
+    request: ChatRequest,
+    checked: CheckedChat,
+    salt: str,
+    *,
+    cuts_answer: bool = False,
+) -> ChatPrompt:
     """Tokenize a conversation, and find out how long its answer may be. Raises `ApiError`."""
     model, asked = served.card, checked.answer.max_tokens
     cut = Truncation.asked(request, model.max_model_len - (asked or 1))
@@ -146,7 +152,7 @@ async def _tokenize(
     if cuts_answer and max_tokens > left:
         max_tokens = left
     check_room(len(ids), max_tokens, model, "messages")
-    return _Prompt(ids, max_tokens)
+    return ChatPrompt(ids, max_tokens)
 
 
 async def _encoded(
@@ -166,8 +172,8 @@ async def _encoded(
 # --- build -------------------------------------------------------------------------------------------------
 
 
-async def _build(
-    limits: Limits, served: ServedModel, request: ChatRequest, checked: _Checked, prompt: _Prompt
+async def build_chat(
+    limits: Limits, served: ServedModel, request: ChatRequest, checked: CheckedChat, prompt: ChatPrompt
 ) -> GenerationPlan:
     """Plan an answer, with the one grammar that it must match. Raises `ApiError` where constraints exclude
     each other.
@@ -197,7 +203,7 @@ async def _build(
 def _encoder(
     served: ServedModel,
     request: ChatRequest,
-    prompt: _Prompt,
+    prompt: ChatPrompt,
     answer: AskedAnswer,
     scores: PromptScores | None,
 ) -> ChatResponseEncoder:

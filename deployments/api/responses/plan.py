@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +20,14 @@ from deployments.api.base.errors import ApiError, at_most, invalid, log_failure
 from deployments.api.base.off_loop import near_or_far
 from deployments.api.constraints.restrictions import restricted
 from deployments.api.fields.protocol import ChatRequest, parse
-from deployments.api.generation.chat import check_answer, count_prompt, plan_chat
+from deployments.api.generation.chat import (
+    ChatPrompt,
+    build_chat,
+    check_answer,
+    check_chat,
+    count_prompt,
+    tokenize_chat,
+)
 from deployments.api.generation.generation_plan import GenerationPlan
 from deployments.api.http.access import as_tenant
 from deployments.api.http.body_memory import BodyRoom
@@ -285,32 +293,48 @@ async def _planned(
     limits: Limits, served: ServedModel, chat: ChatRequest, salt: str, request: ResponsesRequest
 ) -> GenerationPlan:
     """Plan a chat request; if the client allows it, omit as few of the oldest messages as necessary."""
-    try:
-        plan = await plan_chat(limits, served, chat, salt)
-        if request.truncation != "auto" or _has_room(plan, request):
-            return plan
-    except ApiError as error:
-        if request.truncation != "auto" or error.code != "context_length_exceeded":
-            raise
+    checked = await check_chat(limits, served, chat)
+    tokenize = partial(tokenize_chat, limits, served, checked=checked, salt=salt)
+    if request.truncation == "auto":
+        chat, prompt = await _shortened(chat, tokenize, _least_room(served, request))
+    else:
+        prompt = await tokenize(chat)
+    return await build_chat(limits, served, chat, checked, prompt)
+
+
+async def _shortened(
+    chat: ChatRequest, tokenize: Callable[[ChatRequest], Awaitable[ChatPrompt]], least_room: int
+) -> tuple[ChatRequest, ChatPrompt]:
+    """Omit as few of the oldest messages as leaves room for an answer of `least_room` tokens, and none where
+    omitting all does not. Raises `ApiError`.
+    """
+
+    async def with_room(shorter: ChatRequest) -> ChatPrompt | None:
+        try:
+            prompt = await tokenize(shorter)
+        except ApiError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            return None
+        return prompt if prompt.max_tokens >= least_room else None
+
+    if whole := await with_room(chat):
+        return chat, whole
     starts = _turns(chat)
     low, high, best = 0, len(starts) - 1, None
     while low <= high:
         middle = (low + high) // 2
         shorter = chat.model_copy(update={"messages": [*_systems(chat), *chat.messages[starts[middle] :]]})
-        try:
-            plan = await plan_chat(limits, served, shorter, salt)
-            fits = _has_room(plan, request)
-        except ApiError as error:
-            if error.code != "context_length_exceeded":
-                raise
-            fits = False
-        best, low, high = (plan, low, middle - 1) if fits else (best, middle + 1, high)
-    return best if best is not None else await plan_chat(limits, served, chat, salt)
+        if prompt := await with_room(shorter):
+            best, high = (shorter, prompt), middle - 1
+        else:
+            low = middle + 1
+    return best or (chat, await tokenize(chat))
 
 
-def _has_room(plan: GenerationPlan, request: ResponsesRequest) -> bool:
-    is_bounded = request.max_output_tokens is not None
-    return is_bounded or plan.sampling.max_tokens * _ANSWER_SHARE >= plan.served.card.max_model_len
+def _least_room(served: ServedModel, request: ResponsesRequest) -> int:
+    """Return the room that an answer needs, in tokens, besides what the request asks for itself."""
+    return 0 if request.max_output_tokens is not None else math.ceil(served.card.max_model_len / _ANSWER_SHARE)
 
 
 def _systems(chat: ChatRequest) -> list[Any]:
