@@ -27,12 +27,12 @@ from deployments.api.anthropic.protocol import (
 )
 from deployments.api.base import exact_json
 from deployments.api.base.errors import ApiError, invalid
+from deployments.api.base.field_checks import in_range
 from deployments.api.fields.answer_forms import JsonSchemaFormat, ResponseFormat
 from deployments.api.fields.ignored import IgnoredFields
 from deployments.api.fields.protocol import ChatRequest, Message, taken_fields
 from deployments.api.fields.tools import CalledFunction, Function, OtherTool, Tool, ToolCall
 from deployments.api.fields.validation_errors import translated
-from deployments.api.sampling.parameters import in_range
 from deployments.config.limits import Limits
 
 _Kind = TypeVar("_Kind", bound=CountTokensRequest)

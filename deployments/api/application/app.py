@@ -23,7 +23,8 @@ from deployments.admission.rate_limits import RateLimited, Ticket
 from deployments.api.anthropic.plan import count_tokens, plan_message
 from deployments.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from deployments.api.anthropic.translation import parse_count, parse_messages
-from deployments.api.base.errors import ApiError, at_most, from_client, invalid, quoted, unexpected
+from deployments.api.base.errors import ApiError, from_client, invalid, quoted, unexpected
+from deployments.api.base.field_checks import at_most, in_vocabulary
 from deployments.api.base.off_loop import near_or_far, off_loop, take_share
 from deployments.api.document.page import add_document_routes
 from deployments.api.fields.openapi import body_of
@@ -71,7 +72,7 @@ from deployments.api.routes.lifecycle import add_model_routes
 from deployments.api.routes.router import add_router_routes
 from deployments.api.routes.server import add_server_routes
 from deployments.api.routes.tokenizer import add_tokenizer_route
-from deployments.api.sampling.parameters import check_in_context, in_vocabulary
+from deployments.api.served.context_room import check_in_context
 from deployments.api.served.served_model import ServedModel
 from deployments.api.service.api_service import ApiService
 from deployments.api.service.workroom import Workroom

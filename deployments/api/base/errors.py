@@ -18,7 +18,6 @@ import msgspec
 from deployments.admission.rate_limits import RateLimited
 from deployments.api.base.shortages import shortage
 from deployments.client.protocol import EndsEngines, FailsSteps, Overloaded, Rejected, ReplicaLost, Unavailable
-from deployments.config.limits import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +73,6 @@ class ApiError(Exception):
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """Create a 400: the request is wrong, and sending it again would not help."""
     return ApiError(400, message, param=param, code=code)
-
-
-def at_most(limits: Limits, setting: str, name: str, count: int, unit: str) -> None:
-    """Raise `ApiError` 400 when there are more of something than a setting in `limits` allows."""
-    limit: int = getattr(limits, setting)
-    if count > limit:
-        raise invalid(f"{name} has {count} {unit}, at most {limit} are allowed (limits.{setting}).", name)
 
 
 def model_not_found(asked: str, served: Iterable[str]) -> ApiError:

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from deployments.api.base import exact_json
-from deployments.api.base.errors import at_most, from_client, invalid
+from deployments.api.base.errors import from_client, invalid
+from deployments.api.base.field_checks import at_most
 from deployments.api.constraints.answer_grammar import answer_grammar, arguments_schema
 from deployments.api.constraints.structured import check_grammar, unusable
 from deployments.api.constraints.thinking_budget import ThinkingBudget

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from deployments.api.base.errors import at_most, invalid
+from deployments.api.base.errors import invalid
+from deployments.api.base.field_checks import at_most, in_vocabulary
 from deployments.api.constraints.structured import check_grammar
 from deployments.api.fields.protocol import ChatRequest, CompletionRequest
-from deployments.api.sampling.parameters import in_vocabulary
 from deployments.api.served.served_model import GrammarChecker, ModelCard, ServedModel
 from deployments.config.limits import Limits
 from engine.grammar.spec import Grammar

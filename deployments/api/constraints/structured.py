@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from deployments.api.base.errors import ApiError, at_most, from_client, invalid
+from deployments.api.base.errors import ApiError, from_client, invalid
+from deployments.api.base.field_checks import at_most, check_depth
 from deployments.api.fields.answer_forms import ResponseFormat, StructuredOutputs
 from deployments.api.fields.closed_objects import closed
 from deployments.api.fields.protocol import ChatRequest, CompletionRequest
 from deployments.api.fields.structural_tags import StructuralTag, tags_grammar
-from deployments.api.http.body import check_depth
 from deployments.api.served.served_model import GrammarChecker
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits

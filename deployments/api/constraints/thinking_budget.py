@@ -12,9 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from deployments.api.base.errors import invalid
+from deployments.api.base.field_checks import in_range
 from deployments.api.dialects.reasoning import Thoughts
 from deployments.api.fields.protocol import ChatRequest
-from deployments.api.sampling.parameters import in_range
 from deployments.api.served.served_model import ServedModel
 
 

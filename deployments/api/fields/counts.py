@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deployments.api.base.errors import at_most
+from deployments.api.base.field_checks import at_most
 from deployments.api.http.body import check_num_values
 from deployments.config.limits import Limits
 

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from deployments.api.base.errors import at_most, invalid, quoted
+from deployments.api.base.errors import invalid, quoted
+from deployments.api.base.field_checks import at_most, check_depth
 from deployments.api.fields.closed_objects import closed
 from deployments.api.fields.strict_model import StrictModel
-from deployments.api.http.body import check_depth
 from deployments.config.limits import Limits
 from engine.grammar.compiler import schema_in_lark
 from engine.grammar.lark import SpecialId, reference

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from deployments.api.base.errors import invalid
+from deployments.api.base.field_checks import in_range
 from deployments.api.constraints.answer_constraint import answer_constraint
 from deployments.api.constraints.restrictions import never_ends, restricted
 from deployments.api.constraints.structured import requested_grammar
@@ -26,15 +27,13 @@ from deployments.api.sampling.beams import with_beams
 from deployments.api.sampling.best_of import num_candidates
 from deployments.api.sampling.parameters import (
     asked_tokens,
-    check_room,
-    in_range,
-    room,
     sampling_params,
     tokens_to_generate,
     with_grammar,
     with_max_tokens,
 )
 from deployments.api.sampling.prompt_scores import PromptScores, requested_scores, scores_of
+from deployments.api.served.context_room import check_room, room
 from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 from engine.grammar.spec import Grammar

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from deployments.api.base.errors import at_most
+from deployments.api.base.field_checks import at_most, in_range
 from deployments.api.base.off_loop import near_or_far
 from deployments.api.constraints.restrictions import never_ends, restricted
 from deployments.api.constraints.structured import requested_grammar
@@ -19,16 +19,9 @@ from deployments.api.output.response_encoder import EncodedPrompt, ResponseConte
 from deployments.api.prompt.token_ids import Truncation, check_prompt, encode_text
 from deployments.api.sampling.beams import with_beams
 from deployments.api.sampling.best_of import num_candidates
-from deployments.api.sampling.parameters import (
-    COMPLETION_MAX_TOKENS,
-    asked_tokens,
-    check_room,
-    in_range,
-    room,
-    sampling_params,
-    with_grammar,
-)
+from deployments.api.sampling.parameters import COMPLETION_MAX_TOKENS, asked_tokens, sampling_params, with_grammar
 from deployments.api.sampling.prompt_scores import requested_scores, scores_of
+from deployments.api.served.context_room import check_room, room
 from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 from engine.values.sampling_params import SamplingParams

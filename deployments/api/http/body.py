@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from deployments.api.base import exact_json
 from deployments.api.base.errors import ApiError, invalid, quoted
+from deployments.api.base.field_checks import check_depth, too_deep
 from deployments.api.base.off_loop import off_loop
 from deployments.api.http.body_memory import VALUE_BYTES, BodyRoom
 from deployments.api.http.json_size import NESTED, count_values, most_values
@@ -179,32 +180,6 @@ def check_num_values(
             )
 
 
-def check_depth(limits: Limits, setting: str, value: object, param: str | None = None) -> None:
-    """Raise `ApiError` 400 when a value, of field `param` or the body, nests deeper than a setting allows."""
-    if is_deeper(value, getattr(limits, setting)):
-        raise _too_deep(limits, setting, param)
-
-
-def _too_deep(limits: Limits, setting: str, param: str | None) -> ApiError:
-    levels = f"{getattr(limits, setting)} levels (limits.{setting})"
-    return invalid(f"{param or 'The body'} is nested deeper than {levels}.", param)
-
-
-def is_deeper(value: object, depth: int) -> bool:
-    """Return whether `value` nests more than `depth` levels, without recursion."""
-    level = [value]
-    for _ in range(depth):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)  # type: ignore[attr-defined]
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True
-
-
 def _parsed_exactly(body: bytes | bytearray, limits: Limits) -> Any:
     """Parse a body with the text of its numbers. Raises `ApiError` that says what is wrong with it, and where."""
     try:
@@ -220,7 +195,7 @@ def _parsed_exactly(body: bytes | bytearray, limits: Limits) -> Any:
             f"The body is not valid JSON: {fault.msg} at line {fault.lineno}, column {fault.colno}."
         ) from None
     except exact_json.TooDeep:
-        raise _too_deep(limits, "max_json_depth", None) from None
+        raise too_deep(limits, "max_json_depth", None) from None
     except UnicodeEncodeError:
         raise invalid("The body has a lone surrogate (half a character); text must be valid Unicode.") from None
     except ValueError as fault:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from deployments.api.base.errors import invalid
+from deployments.api.base.field_checks import in_range
 from deployments.api.generation.generation_plan import GenerationPlan
 from deployments.api.output.response_encoder import ResponseContext, encoded_list
 from deployments.api.pooling.plan import (
@@ -21,7 +22,6 @@ from deployments.api.pooling.plan import (
     truncation,
 )
 from deployments.api.pooling.protocol import EmbeddingsRequest
-from deployments.api.sampling.parameters import in_range
 from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 from engine.values.embedding import Vector, embeddings

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deployments.api.base.errors import ApiError, internal, invalid
+from deployments.api.base.field_checks import in_vocabulary
 from deployments.api.base.off_loop import near_or_far
 from deployments.api.conversation.encoder import TooManyTokens
 from deployments.api.generation.generation_plan import GenerationPlan
@@ -15,7 +16,8 @@ from deployments.api.output.choice import ChoiceDelta
 from deployments.api.output.response_encoder import EncodedPrompt, ResponseContext, in_pieces
 from deployments.api.pooling.protocol import PooledRequest
 from deployments.api.prompt.token_ids import Truncation, hopeless, refuse_hopeless
-from deployments.api.sampling.parameters import check_hints, check_in_context, in_vocabulary
+from deployments.api.sampling.parameters import check_hints
+from deployments.api.served.context_room import check_in_context
 from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 from engine.model_config.tasks import Task, not_served

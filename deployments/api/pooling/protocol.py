@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import ConfigDict, Field, JsonValue
 from pydantic_core import PydanticCustomError
 
-from deployments.api.base.errors import at_most
+from deployments.api.base.field_checks import at_most
 from deployments.api.fields.field_values import are_ids, one_of, parse_service_tier, taking, whole, whole_ids
 from deployments.api.fields.ignored import IgnoredFields, keep_known
 from deployments.api.fields.protocol import CompletionRequest, Int, ServiceTier, TruncationSide, parse

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from deployments.api.base.field_checks import in_range
 from deployments.api.generation.generation_plan import GenerationPlan
 from deployments.api.output.response_encoder import ResponseContext
 from deployments.api.pooling.pairs import score_pairs
 from deployments.api.pooling.plan import NUMBER_CHARS, PooledEncoder, Text, context_of, numbered, pooled_plan
 from deployments.api.pooling.protocol import RerankRequest
-from deployments.api.sampling.parameters import in_range
 from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 from engine.values.embedding import Vector

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from deployments.api.base.errors import at_most, invalid
+from deployments.api.base.errors import invalid
+from deployments.api.base.field_checks import at_most
 from deployments.api.generation.generation_plan import GenerationPlan
 from deployments.api.output.response_encoder import ResponseContext
 from deployments.api.pooling.pairs import score_pairs

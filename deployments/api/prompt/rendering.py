@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from deployments.api.base import exact_json
+from deployments.api.base.field_checks import is_deeper
 from deployments.api.dialects.named import object_of
 from deployments.api.dialects.tool_format import ToolFormat
 from deployments.api.fields.tools import Function, ToolCall
-from deployments.api.http.body import is_deeper
 
 if TYPE_CHECKING:
     from deployments.api.fields.protocol import Message

@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from deployments.api.base import exact_json
-from deployments.api.base.errors import at_most, invalid, quoted
+from deployments.api.base.errors import invalid, quoted
+from deployments.api.base.field_checks import at_most
 from deployments.api.base.off_loop import near_or_far
 from deployments.api.dialects.named import Functions
 from deployments.api.dialects.tool_format import ToolFormat

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.api.base import exact_json
-from deployments.api.base.errors import at_most, invalid, quoted
+from deployments.api.base.errors import invalid, quoted
+from deployments.api.base.field_checks import at_most, check_depth
 from deployments.api.conversation.options import PLAIN_OPTIONS, TemplateOptions
 from deployments.api.fields.protocol import ChatRequest, TokenizeRequest
-from deployments.api.http.body import check_depth
 from deployments.config.limits import Limits
 
 OWN = ("messages", "tools", "tokenize", "chat_template", "add_generation_prompt", "continue_final_message")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deployments.api.base.errors import ApiError, invalid
+from deployments.api.base.field_checks import in_vocabulary
 from deployments.api.base.off_loop import near_or_far
 from deployments.api.conversation.encoder import TooManyTokens, UnencodedTexts
 from deployments.api.conversation.options import PLAIN_OPTIONS, TemplateOptions
@@ -19,7 +20,7 @@ from deployments.api.fields.tools import Function
 from deployments.api.prompt.rendering import Plain, merge_systems, messages_as_text, plain_messages, plain_tools
 from deployments.api.prompt.requested_tools import check_conversation, size_of
 from deployments.api.record.request_metrics import count_conversation
-from deployments.api.sampling.parameters import check_in_context, context, context_exceeded, in_vocabulary, room
+from deployments.api.served.context_room import check_in_context, context, context_exceeded, room
 from deployments.api.served.served_model import ModelCard, ServedModel
 from deployments.config.limits import Limits
 

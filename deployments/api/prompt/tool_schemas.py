@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.api.base import exact_json
-from deployments.api.base.errors import at_most, invalid, quoted
-from deployments.api.http.body import check_depth
+from deployments.api.base.errors import invalid, quoted
+from deployments.api.base.field_checks import at_most, check_depth
 from deployments.config.limits import Limits
 from engine.grammar.schema_keywords import LISTED, NAMED, ONE
 

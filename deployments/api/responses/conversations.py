@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from deployments.api.base.errors import ApiError, at_most, invalid, quoted
+from deployments.api.base.errors import ApiError, invalid, quoted
+from deployments.api.base.field_checks import at_most
 from deployments.api.base.off_loop import near_or_far
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.responses.ids import is_conversation_id, new_conversation_id

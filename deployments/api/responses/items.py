@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from deployments.api.base.errors import ApiError, at_most, invalid, quoted
+from deployments.api.base.errors import ApiError, invalid, quoted
+from deployments.api.base.field_checks import at_most
 from deployments.api.fields.content_parts import TEXT_OF, readable
 from deployments.api.fields.ignored import IgnoredFields, keep_known
 from deployments.api.responses.ids import input_id

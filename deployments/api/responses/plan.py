@@ -16,7 +16,8 @@ from starlette.types import ASGIApp
 
 from deployments.admission.rate_limits import Ticket
 from deployments.api.base import exact_json
-from deployments.api.base.errors import ApiError, at_most, invalid, log_failure
+from deployments.api.base.errors import ApiError, invalid, log_failure
+from deployments.api.base.field_checks import at_most
 from deployments.api.base.off_loop import near_or_far
 from deployments.api.constraints.restrictions import restricted
 from deployments.api.fields.protocol import ChatRequest, parse

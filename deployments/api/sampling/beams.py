@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deployments.api.base.errors import ApiError, invalid
+from deployments.api.base.field_checks import in_range
 from deployments.api.fields.protocol import ChatRequest, CompletionRequest
-from deployments.api.sampling.parameters import in_range
 from deployments.config.limits import Limits
 from engine.values.beam_search import BeamParams
 from engine.values.sampling_params import InvalidSamplingParams, SamplingParams

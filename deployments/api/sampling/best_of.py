@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deployments.api.base.errors import invalid
+from deployments.api.base.field_checks import in_range
 from deployments.api.fields.protocol import ChatRequest, CompletionRequest
 from deployments.api.output.choice import Choice, ChoiceDelta
-from deployments.api.sampling.parameters import in_range
 from deployments.config.limits import Limits
 
 

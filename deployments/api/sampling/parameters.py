@@ -6,7 +6,8 @@ from dataclasses import replace
 from secrets import randbelow
 from typing import Protocol
 
-from deployments.api.base.errors import ApiError, at_most, invalid
+from deployments.api.base.errors import invalid
+from deployments.api.base.field_checks import at_most, in_range, in_vocabulary
 from deployments.api.fields.protocol import ChatRequest, CompletionRequest
 from deployments.api.served.served_model import ModelCard
 from deployments.config.limits import Limits
@@ -149,62 +150,6 @@ def check_hints(request: Hinted, limits: Limits, model: ModelCard) -> None:
         at_most(limits, "max_hint_chars", name, len(getattr(request, name) or ""), "characters")
 
 
-def in_range(name: str, value: int | None, low: int, high: int, setting: str | None = None) -> None:
-    """Raise `ApiError` 400 when `value` is given and outside [low, high], which is the server's `setting`."""
-    if value is not None and not low <= value <= high:
-        shown = str(value) if abs(value) < 10**20 else "a huge number"
-        source = f" ({setting})" if setting else ""
-        raise invalid(f"{name} must be an integer in [{low}, {high}]{source}, got {shown}.", name)
-
-
-def in_vocabulary(name: str, token_ids: object, vocab_size: int) -> None:
-    """Raise `ApiError` 400 for the first token id that the model does not have."""
-    ids = list(token_ids)  # type: ignore[call-overload]
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        wrong = next(token for token in ids if not 0 <= token < vocab_size)
-        shown = str(wrong) if abs(wrong) < 10**20 else "a huge number"
-        raise invalid(
-            f"{name} has the token id {shown}, but the model's ids are 0 to {vocab_size - 1}.",
-            name,
-            "invalid_token_id",
-        )
-
-
-def room(prompt_tokens: int, max_model_len: int, param: str) -> int:
-    """Return how many tokens can follow a prompt. Raises `ApiError` when there is no room for even one."""
-    if prompt_tokens >= max_model_len:
-        raise context_exceeded(
-            f"{context(max_model_len)}, but the prompt has {prompt_tokens} and needs room "
-            "for at least one generated token. Shorten the prompt.",
-            param,
-        )
-    return max_model_len - prompt_tokens
-
-
-def check_in_context(num_tokens: int, model: ModelCard, param: str) -> None:
-    """Raise `ApiError` 400 when there are more tokens than the context has."""
-    if num_tokens > model.max_model_len:
-        raise context_exceeded(f"{context(model.max_model_len)}, but {param} has {num_tokens}.", param)
-
-
-def check_room(prompt_tokens: int, max_tokens: int, model: ModelCard, param: str) -> None:
-    """Raise `ApiError` when a prompt and the tokens to generate exceed the context."""
-    if max_tokens > room(prompt_tokens, model.max_model_len, param):
-        shown = max_tokens if max_tokens < 10**20 else "too many"
-        raise context_exceeded(
-            f"{context(model.max_model_len)}, but the prompt has {prompt_tokens} and "
-            f"{shown} are to be generated. Shorten the prompt or ask for fewer tokens.",
-            param,
-        )
-
-
-def context(max_model_len: int) -> str:
-    """Begin an error message about a model's context."""
-    # LiteLLM and LangChain know this beginning, and shorten the conversation.
-    own = "its own, or less by engine.max_model_len"
-    return f"This model's maximum context length is {max_model_len} tokens ({own})"
-
-
 def asked_tokens(request: ChatRequest | CompletionRequest) -> int | None:
     """Return the output limit from its newer or older field; None if there is neither."""
     new, old = request.max_completion_tokens, request.max_tokens
@@ -212,8 +157,3 @@ def asked_tokens(request: ChatRequest | CompletionRequest) -> int | None:
         raise invalid("max_tokens and max_completion_tokens differ; give one of them.", "max_tokens")
     in_range("max_completion_tokens", new, 1, 2**31 - 1)
     return old if new is None else new
-
-
-def context_exceeded(message: str, param: str) -> ApiError:
-    """Create a 400 with OpenAI's code for a prompt that does not fit."""
-    return invalid(message, param, "context_length_exceeded")

@@ -13,9 +13,9 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 
 from deployments.api.base.errors import ApiError, invalid
+from deployments.api.base.field_checks import in_range
 from deployments.api.fields.protocol import ChatRequest, CompletionRequest
 from deployments.api.output.choice import ChoiceDelta
-from deployments.api.sampling.parameters import in_range
 from deployments.config.limits import Limits
 from engine.values.logprobs import PackedLogprobs, TokenLogprobs, joined
 
