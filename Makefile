@@ -35,7 +35,7 @@ units: $(INSTALLED) $(PUBLISHER)/.installed
 	nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not e2e'
 
 e2e: $(INSTALLED)
-	$(BIN)/python -m pytest tests/e2e
+	$(BIN)/python -m pytest tests/e2e tests/cluster -m e2e
 
 # What a change can break, as far as three minutes on two cores can tell: see tests/house/support/quick.py.
 # make quick ARGS=--list

@@ -1,0 +1,128 @@
+"""Ray on test hosts: a head and workers, each with its own raylet, and an application that `serve deploy` starts.
+
+client ─▶ balancer ─▶ worker "one": ingress, engine ─┐
+                 └──▶ worker "two": ingress, engine ─┴─ head: Serve's controller, Ray's control store
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+from deployments.cli.ray_environment import RAY_ENVIRONMENT
+from tests.cluster.support.balancer import start_balancer, wait_for_port
+from tests.cluster.support.host import Host
+from tests.cluster.support.network import Network
+
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE_S = 180.0
+"""How long a test waits before it gives up: long enough for a very slow machine."""
+_PROGRAMS = Path(sys.executable).parent
+_HEAD_PORT, _DASHBOARD_PORT, _INGRESS_PORT = 6379, 8265, 8000
+_ENVIRONMENT = {
+    **RAY_ENVIRONMENT,
+    "RAY_worker_niceness": "0",
+    "RAY_prestart_worker_first_driver": "false",
+}
+
+
+class RayCluster:
+    """A cluster with two workers, and the addresses of the application on it."""
+
+    def __init__(self, network: Network) -> None:
+        """Start Ray on three new hosts, and a balancer on a fourth one."""
+        self.head, *self.workers = (network.host(name) for name in ("head", "one", "two"))
+        self._start_ray(
+            self.head,
+            "--head",
+            f"--port={_HEAD_PORT}",
+            f"--temp-dir={self.head.directory}",
+            f"--dashboard-host={self.head.address}",
+            "--disable-usage-stats",
+            num_cpus=0,
+        )
+        wait_for_port(self.head.address, _DASHBOARD_PORT)
+        for worker in self.workers:
+            self.join(worker)
+        self.url = start_balancer(network.host("balancer"), self.workers, _INGRESS_PORT)
+        """The URL of the ingresses behind the balancer."""
+
+    def join(self, worker: Host) -> None:
+        """Start Ray on a worker."""
+        self._start_ray(worker, f"--address={self.head.address}:{_HEAD_PORT}", num_cpus=4)
+
+    def deploy(self, arguments: Mapping[str, Any]) -> None:
+        """Deploy an application with an ingress and an engine on each worker, and wait until it is healthy."""
+        ingresses = {"count": len(self.workers), "num_cpus": 0.1, "host": "0.0.0.0", "port": _INGRESS_PORT}
+        engines = {"count": len(self.workers), "num_cpus": 0.1}
+        application = {
+            "name": "raydix",
+            "import_path": "deployments.app:build",
+            "args": {**arguments, "ingresses": ingresses, "engines": engines},
+            "deployments": [{"name": name, "max_replicas_per_node": 1} for name in ("Ingress", "EngineReplica")],
+        }
+        config = {"proxy_location": "Disabled", "applications": [application]}
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump(config, file)
+            file.flush()
+            dashboard = f"http://{self.head.address}:{_DASHBOARD_PORT}"
+            self.head.run(str(_PROGRAMS / "serve"), "deploy", "-a", dashboard, file.name, env=_ENVIRONMENT)
+        self.wait_until(self.is_whole)
+
+    def is_whole(self) -> bool:
+        """Whether both ingresses answer and reach both engines."""
+        return all(self.health(worker)["status"] == "healthy" for worker in self.workers)
+
+    def health(self, worker: Host) -> dict[str, Any]:
+        """Return what the ingress on a worker says of the engines. Raises `httpx.HTTPError`."""
+        health: dict[str, Any] = httpx.get(f"{self.url_of(worker)}/health", timeout=5).json()
+        return health
+
+    def url_of(self, worker: Host) -> str:
+        """Return the URL of the ingress on a worker."""
+        return f"http://{worker.address}:{_INGRESS_PORT}"
+
+    def ingress(self, worker: Host) -> psutil.Process:
+        """Return the process of the ingress on a worker."""
+        (process,) = worker.processes("ServeReplica:raydix:Ingress")
+        return process
+
+    def engine(self, worker: Host) -> psutil.Process:
+        """Return the process of the engine on a worker."""
+        (process,) = worker.processes("ServeReplica:raydix:EngineReplica")
+        return process
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Poll until `condition` holds. A failed request does not count as an answer."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                if condition():
+                    return
+            except (httpx.HTTPError, ValueError):
+                pass
+            assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s"
+            time.sleep(0.1)
+
+    def _start_ray(self, host: Host, *options: str, num_cpus: int) -> None:
+        host.start(
+            str(_PROGRAMS / "ray"),
+            "start",
+            "--block",
+            f"--node-ip-address={host.address}",
+            f"--num-cpus={num_cpus}",
+            "--object-store-memory=80000000",
+            *options,
+            env={**_ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )

@@ -1,0 +1,157 @@
+"""Streams across hosts: links that are cut, hosts that die, disks that fill up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import httpx
+import psutil
+import pytest
+
+from benchmarks.chaos_load import Answer, Ask, Outcome, make_asks, prepare, put
+from tests.cluster.support import balancer
+from tests.cluster.support.network import Network
+from tests.cluster.support.ray_cluster import PATIENCE_S, RayCluster
+
+pytestmark = pytest.mark.e2e
+
+NUM_STREAMS = 16
+TOKENS = (150, 220)
+LOST_AFTER_S = 1.0
+Known = list[tuple[Ask, Answer]]
+
+
+@pytest.fixture(scope="module")
+def cluster(network: Network) -> Iterator[RayCluster]:
+    """The application on two workers, each with an ingress and an engine, behind a balancer."""
+    if balancer.program() is None:
+        pytest.skip("HAProxy is not installed")
+    cluster = RayCluster(network)
+    cluster.deploy(
+        {
+            "engine": {"model": "demo", "kv_pages": 1024, "threads": 1},
+            "health": {"lost_after_s": LOST_AFTER_S},
+            "admission": {"max_wait_s": 300.0},
+        }
+    )
+    yield cluster
+
+
+@pytest.fixture(scope="module")
+def known(cluster: RayCluster) -> Known:
+    """Requests of all kinds, and what they answer undisturbed."""
+
+    async def undisturbed() -> Known:
+        async with client_of(cluster.url) as client:
+            return await prepare(client, make_asks(NUM_STREAMS, seed=1, tokens=TOKENS), at_once=4)
+
+    return asyncio.run(undisturbed())
+
+
+def client_of(url: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None))
+
+
+async def answers_under(url: str, known: Known, disturb: Callable[[], Awaitable[None]]) -> list[Outcome]:
+    """Ask all at once, and disturb the cluster when all streams have begun."""
+    async with client_of(url) as client:
+        outcomes = [Outcome(ask) for ask, _ in known]
+        tasks = [asyncio.create_task(put(client, outcome.ask, outcome)) for outcome in outcomes]
+        streams = [outcome for outcome in outcomes if outcome.ask.is_streamed]
+        while not all(stream.chunks for stream in streams):
+            await asyncio.sleep(0.01)
+        await disturb()
+        await asyncio.gather(*tasks)
+    return outcomes
+
+
+def check_undisturbed(outcomes: list[Outcome], known: Known) -> None:
+    for outcome, (_, answer) in zip(outcomes, known, strict=True):
+        assert (outcome.error, outcome.answer) == (None, answer), outcome.ask.name
+
+
+def test_both_ingresses_answer_behind_the_balancer(cluster: RayCluster, known: Known) -> None:
+    for worker in cluster.workers:
+        assert httpx.get(f"{cluster.url_of(worker)}/ready", timeout=60).status_code == 200
+    assert len(known) == NUM_STREAMS
+
+
+@pytest.mark.parametrize("seconds", [0.5, 5])
+def test_streams_survive_a_cut_between_their_ingress_and_an_engine(
+    network: Network, cluster: RayCluster, known: Known, seconds: float
+) -> None:
+    """The remote engine goes on generating while nothing that it sends arrives."""
+    one, two = cluster.workers
+
+    async def cut() -> None:
+        with suspended(cluster):
+            network.cut_between(one, two)
+        await asyncio.sleep(seconds)
+        network.heal_between(one, two)
+
+    check_undisturbed(asyncio.run(answers_under(cluster.url_of(one), known, cut)), known)
+    cluster.wait_until(cluster.is_whole)
+
+
+def test_streams_survive_a_full_disk(cluster: RayCluster, known: Known) -> None:
+    async def fill() -> None:
+        cluster.workers[1].fill_disk()
+
+    try:
+        check_undisturbed(asyncio.run(answers_under(cluster.url_of(cluster.workers[0]), known, fill)), known)
+    finally:
+        cluster.workers[1].free_disk()
+    cluster.wait_until(cluster.is_whole)
+
+
+def test_a_killed_ingress_ends_its_connections_and_the_other_one_answers(
+    cluster: RayCluster, known: Known
+) -> None:
+    """No truncated answer looks complete, and the balancer sends new requests to the other ingress."""
+    one = cluster.workers[0]
+
+    async def kill() -> None:
+        with suspended(cluster):
+            cluster.ingress(one).kill()
+
+    for outcome in asyncio.run(answers_under(cluster.url_of(one), known, kill)):
+        assert outcome.answer is None and outcome.is_broken_off, outcome.ask.name
+    cluster.wait_until(lambda: httpx.get(f"{cluster.url}/ready", timeout=5).status_code == 200)
+    check_undisturbed(asyncio.run(answers_under(cluster.url, known, nothing)), known)
+    cluster.wait_until(cluster.is_whole)
+
+
+def test_streams_survive_the_death_of_a_host_and_another_one_replaces_it(
+    network: Network, cluster: RayCluster, known: Known
+) -> None:
+    one, two = cluster.workers
+
+    async def kill() -> None:
+        with suspended(cluster):
+            two.kill()
+
+    check_undisturbed(asyncio.run(answers_under(cluster.url_of(one), known, kill)), known)
+    cluster.workers[1] = network.host("three")
+    cluster.join(cluster.workers[1])
+    cluster.wait_until(cluster.is_whole)
+    check_undisturbed(asyncio.run(answers_under(cluster.url_of(cluster.workers[1]), known, nothing)), known)
+
+
+@contextmanager
+def suspended(cluster: RayCluster) -> Iterator[None]:
+    """Suspend both engines: no stream ends meanwhile, however fast the machine is."""
+    engines = [cluster.engine(worker) for worker in cluster.workers]
+    for engine in engines:
+        engine.suspend()
+    try:
+        yield
+    finally:
+        for engine in engines:
+            with suppress(psutil.NoSuchProcess):
+                engine.resume()
+
+
+async def nothing() -> None:
+    """Disturb nothing."""
