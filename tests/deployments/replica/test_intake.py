@@ -87,7 +87,8 @@ class Compilers:
     def is_over(self, names: str) -> bool:
         """Let all go on; return whether each of these, and nothing else, is told that it is not run."""
         self.may_go_on.release(100)
-        return sorted(self.told.get(timeout=60)[1] for _ in names) == sorted(names) and not self.intake.num_compiling
+        told = sorted(self.told.get(timeout=60)[1] for _ in names)
+        return told == sorted(names) and not self.intake.num_compiling
 
 
 @pytest.fixture
