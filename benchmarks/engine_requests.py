@@ -118,7 +118,7 @@ def serve(config: EngineConfig, pipe: Connection) -> None:
         is_stopping=lambda: False,
     )
     garbage.settle()
-    wire = replica._wire
+    wire = replica.wire
     pipe.send(ReplicaAddress("replica", wire.endpoint, wire.secret, wire.epoch, wire.public_key))
     while True:
         try:

@@ -20,7 +20,8 @@ class LowerTiers:
 
     def __init__(self) -> None:
         self._tiers: dict[str, dict[int, int]] = {}  # only of replicas that have some
-        self._num_blocks = 0
+        self.num_blocks = 0
+        """Blocks below the devices, counted once for each replica that has them."""
 
     @property
     def is_empty(self) -> bool:
@@ -37,9 +38,9 @@ class LowerTiers:
         for block, tier in zip(blocks, tiers, strict=True):
             if not tier:
                 of_replica.pop(block, None)
-            elif block in of_replica or self._num_blocks - before + len(of_replica) < max_blocks:
+            elif block in of_replica or self.num_blocks - before + len(of_replica) < max_blocks:
                 of_replica[block] = tier
-        self._num_blocks += len(of_replica) - before
+        self.num_blocks += len(of_replica) - before
         if not of_replica:
             del self._tiers[replica]
 
@@ -51,7 +52,7 @@ class LowerTiers:
 
     def drop(self, replica: str) -> None:
         """Forget a replica."""
-        self._num_blocks -= len(self._tiers.pop(replica, ()))
+        self.num_blocks -= len(self._tiers.pop(replica, ()))
 
     def finder(self, chain: Sequence[int], check: Callable[[], None]) -> Callable[[str, int], Below]:
         """Return the function from a replica, and how many blocks of `chain` it holds, to those below its device.

@@ -165,6 +165,11 @@ class Admission:
         """Number of uncached prompt tokens of the requests that wait here."""
         return self._queue.num_tokens + self._deferrable.num_tokens
 
+    @property
+    def num_sending(self) -> int:
+        """Number of requests whose turn has come, and that are not placed yet."""
+        return len(self._sending)
+
     def backlog(self, role: str = "") -> Backlog:
         """Return the waiting and rejected work, for the autoscaler of a role's replicas, or of all."""
         return self._work.backlog(role)
@@ -239,7 +244,7 @@ class Admission:
             if self._has_engine():
                 return self._queue.pop()
             # These need not wait until one of the other tenants' requests ends.
-            return self._queue.pop(self._load.given_way(self._queue.tenants, len(self._sending)))
+            return self._queue.pop(self._load.given_way(self._queue.tenants, self.num_sending))
         if self._deferrable.num_waiting and self._has_idle_engine():
             return self._deferrable.pop()
         return None
@@ -255,7 +260,7 @@ class Admission:
 
     def _has_idle_engine(self) -> bool:
         """Whether an engine could run another request immediately, and no client's request waits for that."""
-        return not self._queue.num_waiting and self._load.num_idle() > len(self._sending) and self._has_engine()
+        return not self._queue.num_waiting and self._load.num_idle() > self.num_sending and self._has_engine()
 
     def _has_engine(self) -> bool:
         return self._load.queue_seconds(sum(self._sending.values())) < self._settings.ttft_target_s

@@ -68,10 +68,11 @@ class MetricsHub:
         )
         self._board = WarmUpBoard()
         self._roster = Roster(self._clock.born)
-        self._server: MetricsServer | None = None
+        self.server: MetricsServer | None = None
+        """The server on a port of its own, where the settings have one."""
         if settings.port is not None:
             listener = listen(settings.host, settings.port, settings.port_wait_s)
-            self._server = MetricsServer(listener, self._read_page)
+            self.server = MetricsServer(listener, self._read_page)
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None) -> None:
         """Take over the settings that a running hub can, see `deployments/config/live.py`."""
@@ -80,8 +81,8 @@ class MetricsHub:
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Start the server. Serve calls this once, after the constructor, on the event loop."""
-        if self._server is not None:
-            self._server.start()
+        if self.server is not None:
+            self.server.start()
         return {}
 
     async def together(self, calls: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:

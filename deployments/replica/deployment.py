@@ -91,7 +91,10 @@ def _num_ranks_now(ranks: Mapping[str, int]) -> int:
 
 
 class EngineReplica:
-    """The class that Serve runs: one engine, its end of the wire, and its metrics."""
+    """The class that Serve runs: one engine, its end of the wire, and its metrics.
+
+    Its parts are set once, in the constructor; those without an underscore may be read from any thread.
+    """
 
     def __init__(
         self,
@@ -109,22 +112,21 @@ class EngineReplica:
         use_cpu_policy(settings.cpu_policy)
         self.replica, host = whereabouts()
         self._settings, self._is_stopping = settings, is_stopping
-        self._events: KvEventPublisher | None = None
+        self.kv_events: KvEventPublisher | None = None
         if settings.kv_events is not None:  # before the model is loaded, to report bad endpoints early
-            self._events = KvEventPublisher(settings.kv_events, self.replica, host, config.name)
+            self.kv_events = KvEventPublisher(settings.kv_events, self.replica, host, config.name)
         check_transport(settings.kv_fetch)  # also before
-        self._engine = engine_factory(_with_threads(config, settings))
-        if self._events is not None and settings.kv_events is not None:
-            followed = self._engine.cache.follow_blocks(settings.kv_events.include_tenants)
-            self._engine.runner.lower_tier.log.events = followed
-            self._events.start(followed)
-        self._loop = self._engine.loop
-        self._loop.self_test.max_failed_steps = settings.health.max_failed_steps
+        self.engine = engine_factory(_with_threads(config, settings))
+        if self.kv_events is not None and settings.kv_events is not None:
+            followed = self.engine.cache.follow_blocks(settings.kv_events.include_tenants)
+            self.engine.runner.lower_tier.log.events = followed
+            self.kv_events.start(followed)
+        self.engine.loop.self_test.max_failed_steps = settings.health.max_failed_steps
         shared = share_prefixes(
-            self._engine, settings.shared_prefixes, settings.chat, settings.warm_up.max_kv_share
+            self.engine, settings.shared_prefixes, settings.chat, settings.warm_up.max_kv_share
         )
-        self._exchange = KVExchange.of(self._engine, host, settings.kv_fetch, settings.wire)
-        if settings.role is not None and self._engine.cache.resume_points is not None:
+        self.exchange = KVExchange.of(self.engine, host, settings.kv_fetch, settings.wire)
+        if settings.role is not None and self.engine.cache.resume_points is not None:
             raise ValueError(
                 f"engines.roles makes replicas fetch KV from each other, but {config.name} needs more than KV "
                 "to resume (recurrent states, windows): remove roles, or set engine.windowed_kv to off if "
@@ -132,55 +134,55 @@ class EngineReplica:
             )
         self._calls: dict[str, _Call] = {}
         self._drain = DrainRate()
-        self._intake = Intake(self._engine, self._drain, is_stopping)
+        self.intake = Intake(self.engine, self._drain, is_stopping)
         self._work = WorkMeter(config.page_size, config.max_running, time.monotonic())
         metrics = Metrics(config.name, self.replica, "engine")
         self._metrics = EngineMetrics(metrics)
-        self._metrics.describe(**_build_info(self._engine))
+        self._metrics.describe(**_build_info(self.engine))
         self._metrics.on_warm_up(shared)
         self._reporter = LoadReporter(
-            self._loop.load,
-            self._loop.clock,
+            self.engine.loop.load,
+            self.engine.loop.clock,
             config.max_running,
             config.max_waiting,
             lambda: self._drain.finish_rate,
             is_stopping,
-            partial(_load_rates, self._engine),
+            partial(_load_rates, self.engine),
             self._fetch_rate,
-            lambda: self._loop.failing,
+            lambda: self.engine.loop.failing,
         )
-        self._wire = WireServer(
+        self.wire = WireServer(
             host,
             self.replica,
             self._reporter.read,
-            self._intake,
+            self.intake,
             replace(
                 settings.timings,
                 heartbeat_s=settings.health.heartbeat_s,
                 idle_heartbeat_s=min(settings.timings.idle_heartbeat_s, settings.health.lost_after_s / 5),
             ),
-            self._engine.cache.prefix_log,
+            self.engine.cache.prefix_log,
             config.block_tokens,
-            getattr(self._engine.runner, "fingerprint", ""),
+            getattr(self.engine.runner, "fingerprint", ""),
             settings.wire,
-            self._engine.runner.lower_tier.log,
+            self.engine.runner.lower_tier.log,
         )
-        self._intake.wire = self._wire
-        self._wire.start()
+        self.intake.wire = self.wire
+        self.wire.start()
         self._beat = Beat(settings.health.beat_directory, self.replica)
         self._garbage = GarbagePauses()
         self._hub = hub
         self._pusher: MetricsPusher | None = None
         if hub is not None:
             self._pusher = MetricsPusher(
-                HubCalls(hub, lambda: not self._loop.has_work),
+                HubCalls(hub, lambda: not self.engine.loop.has_work),
                 self.replica,
                 lambda: self._snapshot(metrics),
                 mirror_to_ray=settings.metrics.ray,
                 on_level=self._level.set,
             )
         if hub is None:
-            self._loop.start(self._on_events, self._on_step, self._on_failure)
+            self.engine.loop.start(self._on_events, self._on_step, self._on_failure)
 
     # --- Serve's hooks -------------------------------------------------------------------------------------
 
@@ -191,19 +193,19 @@ class EngineReplica:
         here because the constructor cannot await the hub.
         """
         if self._pusher is not None:
-            await asyncio.to_thread(prove_step, self._engine)
-            self._metrics.on_warm_up(await warm_up(self._engine, self._hub, self._settings.warm_up))
+            await asyncio.to_thread(prove_step, self.engine)
+            self._metrics.on_warm_up(await warm_up(self.engine, self._hub, self._settings.warm_up))
             self._garbage.settle()
-            self._loop.start(self._on_events, self._on_step, self._on_failure)
+            self.engine.loop.start(self._on_events, self._on_step, self._on_failure)
             self._pusher.start()
         return {
-            "wire_endpoint": self._wire.endpoint,
-            "wire_secret": self._wire.secret,
-            "wire_public_key": self._wire.public_key,
-            "wire_epoch": str(self._wire.epoch),
-            **({} if self._exchange is None else self._exchange.sender.address.metadata()),
+            "wire_endpoint": self.wire.endpoint,
+            "wire_secret": self.wire.secret,
+            "wire_public_key": self.wire.public_key,
+            "wire_epoch": str(self.wire.epoch),
+            **({} if self.exchange is None else self.exchange.sender.address.metadata()),
             **self._role,
-            **({"store": store_name(store)} if (store := self._engine.runner.lower_tier.store) else {}),
+            **({"store": store_name(store)} if (store := self.engine.runner.lower_tier.store) else {}),
         }
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None) -> None:
@@ -212,22 +214,22 @@ class EngineReplica:
 
     async def check_health(self) -> None:
         """Raise EngineUnhealthy if the loop has ended, for example after failed steps, or finishes no step."""
-        if self._loop.failure is not None:
-            raise EngineUnhealthy(self._loop.failure)
-        silence = self._loop.clock() - self._loop.last_progress
-        if self._loop.has_work and silence > self._settings.health.stall_timeout_s:
+        if self.engine.loop.failure is not None:
+            raise EngineUnhealthy(self.engine.loop.failure)
+        silence = self.engine.loop.clock() - self.engine.loop.last_progress
+        if self.engine.loop.has_work and silence > self._settings.health.stall_timeout_s:
             raise EngineUnhealthy(f"no engine step has finished for {silence:.0f} s although there is work")
         self._beat.mark()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Report this replica's work to `deployments.replica.autoscaling.WorkPolicy`."""
-        return self._work.read(self._loop.load(), self._wire.backlog(), time.monotonic())
+        return self._work.read(self.engine.loop.load(), self.wire.backlog(), time.monotonic())
 
     async def describe(self) -> dict[str, Any]:
         """Describe this replica: its longest context in tokens, and its GPUs."""
-        device = str(getattr(self._engine.runner, "device", "none"))
+        device = str(getattr(self.engine.runner, "device", "none"))
         gpus = await asyncio.to_thread(gpus_of, device)
-        longest = self._engine.max_model_len
+        longest = self.engine.max_model_len
         return {"replica": self.replica, "max_model_len": longest, "gpus": gpus, **self._role}
 
     @property
@@ -237,17 +239,17 @@ class EngineReplica:
 
     def close(self) -> None:
         """Stop the engine and the wire. Idempotent."""
-        if self._events is not None:
-            self._events.close()
+        if self.kv_events is not None:
+            self.kv_events.close()
         if self._pusher is not None:
             self._pusher.stop()
         self._garbage.close()
         self._beat.clear()
-        self._intake.close()
-        self._engine.close()
-        if self._exchange is not None:  # after the engine, whose thread wakes it
-            self._exchange.close()
-        self._wire.close()
+        self.intake.close()
+        self.engine.close()
+        if self.exchange is not None:  # after the engine, whose thread wakes it
+            self.exchange.close()
+        self.wire.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # the constructor failed half-way
@@ -265,15 +267,15 @@ class EngineReplica:
             await asyncio.sleep(_WATCH_POLL_S)
 
     def _may_end(self, ingress_id: str) -> bool:
-        is_done_lending = self._exchange is None or self._exchange.may_end()
-        return is_done_lending and not self._wire.has_streams_of(ingress_id)
+        is_done_lending = self.exchange is None or self.exchange.may_end()
+        return is_done_lending and not self.wire.has_streams_of(ingress_id)
 
     async def empty_cache(self) -> tuple[str, int]:
         """Drop all cached prefixes that no request uses. Return this replica's id and the number of pages freed.
 
         Routers learn of it as of any other change of the cache. Raises EngineStopped.
         """
-        return self.replica, await asyncio.wrap_future(self._loop.empty_cache())
+        return self.replica, await asyncio.wrap_future(self.engine.loop.empty_cache())
 
     async def generate(self, request: GenerateRequest) -> CallOutcome:
         """Run a request of a program that holds a handle, and return its whole output, or why it was refused.
@@ -289,18 +291,18 @@ class EngineReplica:
                 return self._refused(refusal)
             return CallOutcome(self.replica, await call.ended)
         except asyncio.CancelledError:
-            self._loop.abort(request.request_id)
+            self.engine.loop.abort(request.request_id)
             raise
         finally:
             del self._calls[request.request_id]
 
     async def _submit(self, request: GenerateRequest) -> Refusal | None:
         grammar = request.sampling.grammar
-        compiled = None if grammar is None else await asyncio.to_thread(self._intake.compile, grammar)
+        compiled = None if grammar is None else await asyncio.to_thread(self.intake.compile, grammar)
         if isinstance(compiled, Refusal):
             return compiled
-        made = self._intake.make(message_of(request, 0), compiled)
-        return made if isinstance(made, Refusal) else self._intake.submit(made)
+        made = self.intake.make(message_of(request, 0), compiled)
+        return made if isinstance(made, Refusal) else self.intake.submit(made)
 
     def _refused(self, refusal: Refusal) -> CallOutcome:
         return CallOutcome(self.replica, None, refusal.kind, refusal.reason, refusal.retry_after_s)
@@ -308,7 +310,7 @@ class EngineReplica:
     # --- the engine's thread -------------------------------------------------------------------------------
 
     def _on_events(self, events: list[StreamDelta]) -> None:
-        self._wire.publish(events)
+        self.wire.publish(events)
         self._metrics.on_events(events)
         for event in events:
             is_ours = event.error_code in (None, STEP_FAILED)  # otherwise it is the client's
@@ -321,35 +323,35 @@ class EngineReplica:
         self._metrics.on_step(stats)
         self._reporter.on_step(stats)
         self._work.on_step(stats)
-        self._drain.observe(time.monotonic(), stats.num_prefill_tokens, self._loop.load().num_finished)
+        self._drain.observe(time.monotonic(), stats.num_prefill_tokens, self.engine.loop.load().num_finished)
 
     def _fetch_rate(self) -> float:
-        return 0.0 if self._exchange is None else self._exchange.fetcher.tokens_per_s
+        return 0.0 if self.exchange is None else self.exchange.fetcher.tokens_per_s
 
     def _on_failure(self, reason: str) -> None:
         """Fail all requests together, so that their streams resume elsewhere before this replica is replaced."""
-        self._wire.fail_all(reason)
+        self.wire.fail_all(reason)
         for call in list(self._calls.values()):
             call.fail(EngineUnhealthy(reason))
 
     def _snapshot(self, metrics: Metrics) -> bytes:
         self._garbage.report(metrics)
         metrics.set("refuses_settings", float(self._reconfigured.is_refused))
-        self._metrics.on_load(self._loop.load())
-        self._metrics.on_failed_steps(self._loop.self_test.counts)
-        self._metrics.on_grammars(self._engine.grammars)
-        if self._exchange is not None:
-            self._metrics.on_lent(self._exchange.sender.counts["pages"], self._exchange.page_bytes)
-        self._metrics.on_evicted(self._engine.cache.page_ages.drain())
-        if self._events is not None:
-            self._metrics.on_kv_events(self._events.counts.copy())
-        metrics.set("engine_up", float(self._loop.failure is None))
-        utilization = gpu_utilization(str(getattr(self._engine.runner, "device", "none")))
+        self._metrics.on_load(self.engine.loop.load())
+        self._metrics.on_failed_steps(self.engine.loop.self_test.counts)
+        self._metrics.on_grammars(self.engine.grammars)
+        if self.exchange is not None:
+            self._metrics.on_lent(self.exchange.sender.counts["pages"], self.exchange.page_bytes)
+        self._metrics.on_evicted(self.engine.cache.page_ages.drain())
+        if self.kv_events is not None:
+            self._metrics.on_kv_events(self.kv_events.counts.copy())
+        metrics.set("engine_up", float(self.engine.loop.failure is None))
+        utilization = gpu_utilization(str(getattr(self.engine.runner, "device", "none")))
         if utilization is not None:
             metrics.set("gpu_utilization_ratio", utilization)
-        metrics.set("wire_kept_requests", self._wire.num_kept)
-        metrics.set("wire_ingresses", self._wire.num_ingresses)
-        for kind, count in self._wire.counts.copy().items():
+        metrics.set("wire_kept_requests", self.wire.num_kept)
+        metrics.set("wire_ingresses", self.wire.num_ingresses)
+        for kind, count in self.wire.counts.copy().items():
             metrics.count_to("wire_rejected_messages_total", count, kind=kind)
         return metrics.snapshot()
 

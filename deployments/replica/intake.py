@@ -106,6 +106,11 @@ class Intake:
         """Accept no more grammars. Idempotent."""
         self._compilers.close()
 
+    @property
+    def num_compiling(self) -> int:
+        """Requests whose grammar is being compiled, or waits for its turn."""
+        return len(self._compiling)
+
     # --- the wire's requests -------------------------------------------------------------------------------
 
     def on_generate(self, ingress_id: str, request: Generate) -> None:

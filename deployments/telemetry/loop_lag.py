@@ -37,7 +37,7 @@ class LoopLag:
         the loop's thread has waited for a processor; by default the kernel reports the latter.
         """
         self._processor_time = processor_time
-        self._queue: _RunQueue | None = None
+        self._queue: RunQueue | None = None
         self._waited, self._is_idle = waited, is_idle
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -48,7 +48,7 @@ class LoopLag:
         """Measure the running event loop, from its thread."""
         self._loop = asyncio.get_running_loop()
         if self._waited is None:
-            self._queue = _RunQueue()
+            self._queue = RunQueue()
             self._waited = self._queue.waited_s
         self._wait(self._loop.time(), self._processor_time(), self._waited())
 
@@ -91,7 +91,7 @@ class LoopLag:
         self._wait(now, used, waited)
 
 
-class _RunQueue:
+class RunQueue:
     """The time for which the calling thread was ready to run without a processor, as Linux counts it.
 
     The second number of /proc/thread-self/schedstat, in nanoseconds (Documentation/scheduler/sched-stats.rst).

@@ -6,6 +6,7 @@ import pytest
 
 from deployments.app import build
 from deployments.config.args import AppArgs
+from tests.support.bound_deployments import deployments_of
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,5 @@ def test_a_router_policy_that_cannot_be_used_is_refused(policy: str, message: st
 def test_a_class_as_router_policy_reaches_every_router() -> None:
     policy = "router.policies:LeastLoadedPolicy"
     application = build(AppArgs.model_validate({"router": {"policy": policy}}))
-    (engines,) = application._bound_deployment.init_args[1].values()
-    config = engines._bound_deployment._deployment_config.request_router_config
+    config = deployments_of(application)["EngineReplica"].config.request_router_config
     assert config.request_router_kwargs["policy"] == policy

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID
 from ray.serve.request_router import RequestRouter
 
 from router.addresses import KVAddress, ReplicaAddress
@@ -16,25 +17,40 @@ from router.fetch.roles import ROLES
 from router.member import ReplicaLoad
 from router.placer import PlacerSettings
 from router.ray_router import PrefixRouter, address_of
-from router.state import router_state
+from router.state import RouterState, router_state
 
 SETTINGS = PlacerSettings(block_tokens=4, key_blocks=2)
 WIRE = {"wire_endpoint": "tcp://a:1", "wire_secret": "s", "wire_public_key": "p", "wire_epoch": "7"}
 
 
 def made(app: str, settings: PlacerSettings = SETTINGS, deployment: str = "engines") -> Any:
-    """Make a router without Serve's part of it, which needs a running Serve."""
-    router = PrefixRouter.__new__(PrefixRouter)
-    router._deployment_id = SimpleNamespace(app_name=app, name=deployment)
+    """Make a router as Serve does."""
+    of = DeploymentID(name=deployment, app_name=app)
+    router = PrefixRouter(deployment_id=of, handle_source=DeploymentHandleSource.REPLICA)
     router.initialize_state("engines", **asdict(settings))
     return router
 
 
+def state_of(app: str, settings: PlacerSettings = SETTINGS) -> RouterState:
+    """The state of an ingress that has three replicas."""
+    state = router_state(app, "engines", settings)
+    state.fleet.update(dict.fromkeys("abc"))
+    return state
+
+
 @pytest.fixture
-def router() -> Any:
-    router = made(uuid.uuid4().hex)
-    router._fleet.update(dict.fromkeys("abc"))
-    return router
+def app() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def state(app: str) -> RouterState:
+    return state_of(app)
+
+
+@pytest.fixture
+def router(app: str, state: RouterState) -> Any:
+    return made(app)
 
 
 def replicas(names: str = "abc") -> list[Any]:
@@ -90,38 +106,39 @@ def test_all_replicas_are_ranked_and_retries_back_off(router: Any) -> None:
     assert chosen(router, pending("other", [*range(8), 77])) == ranks
 
 
-def test_it_books_the_request_where_it_sends_it(router: Any) -> None:
-    fleet = router_state(router._deployment_id.app_name, "engines", SETTINGS).fleet
+def test_it_books_the_request_where_it_sends_it(router: Any, state: RouterState) -> None:
+    fleet, placer = state.fleet, state.placer
     ((first,), (second,), _) = chosen(router, pending())
     assert fleet.placement("r") == first
     router.on_request_routed(pending(), SimpleNamespace(unique_id=second), None)
     assert fleet.loads()[second] == 1
-    assert router._placer.counts() == {("cost", "cold"): 1}
-    assert router._placer.decision("r").is_overruled
+    assert placer.counts() == {("cost", "cold"): 1}
+    decision = placer.decision("r")
+    assert decision is not None and decision.is_overruled
     router.on_request_completed(SimpleNamespace(unique_id=second), "call of r")
     assert sum(fleet.loads().values()) == 0 and fleet.placement("r") is None
 
 
 def test_a_router_with_other_settings_than_the_ingress_says_so_and_places_as_the_ingress_does(
-    caplog: pytest.LogCaptureFixture,
+    app: str, state: RouterState, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = uuid.uuid4().hex
-    state = router_state(app, "engines", SETTINGS)
     router = made(app, replace(SETTINGS, expect_s=1.5))
-    assert router._placer is state.placer
+    ((first,), *_) = chosen(router, pending())
+    assert state.fleet.placement("r") == first and state.placer.decision("r") is not None
     assert "expect_s=10.0" in caplog.text and "expect_s=1.5" in caplog.text
 
 
 def test_the_deployments_of_a_model_share_one_fleet_and_each_tells_of_its_own_replicas(
-    monkeypatch: pytest.MonkeyPatch,
+    app: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    state = router_state(app, "engines", SETTINGS)
     monkeypatch.setattr(RequestRouter, "update_replicas", lambda self, replicas: None)
-    app = uuid.uuid4().hex
     prefill, decode = (made(app, deployment=f"engines:{role}") for role in ROLES)
-    assert prefill._placer is decode._placer
     for router, names, role in ((prefill, "ab", "prefill"), (decode, "cd", "decode")):
         router.update_replicas(advertising(names, role))
-    fleet = prefill._fleet
+        assert chosen(router, pending(role), names)
+        assert state.placer.decision(role) is not None
+    fleet = state.fleet
     assert [sorted(fleet.with_role(role)) for role in ROLES] == [["a", "b"], ["c", "d"]]
     prefill.update_replicas(advertising("be", "prefill"))  # one was replaced
     assert [sorted(fleet.with_role(role)) for role in ROLES] == [["b", "e"], ["c", "d"]]
@@ -129,17 +146,17 @@ def test_the_deployments_of_a_model_share_one_fleet_and_each_tells_of_its_own_re
     assert fleet.names() == {"b", "e"}
 
 
-def test_lost_replicas_come_last(router: Any) -> None:
+def test_lost_replicas_come_last(router: Any, state: RouterState) -> None:
     ((first,), _, _) = chosen(router, pending())
-    router._fleet.mark_lost(first)
+    state.fleet.mark_lost(first)
     assert chosen(router, pending("s"))[2] == [first]
 
 
-def test_a_watch_goes_to_its_replica_or_waits_for_it(router: Any) -> None:
+def test_a_watch_goes_to_its_replica_or_waits_for_it(router: Any, state: RouterState) -> None:
     watch = call(SimpleNamespace(watched_replica="b"), "ingress")
     assert chosen(router, watch) == [["b"]]
     assert chosen(router, watch, names="ac") == []
-    assert watch.routing_context.should_backoff and sum(router._fleet.loads().values()) == 0
+    assert watch.routing_context.should_backoff and sum(state.fleet.loads().values()) == 0
 
 
 def test_a_call_that_cannot_be_told_to_back_off_is_routed_all_the_same(
@@ -157,18 +174,21 @@ def test_whatever_the_prompt_is_some_replica_is_chosen(router: Any, prompt: Any)
     assert flat(chosen(router, pending(prompt=prompt))) == ["a", "b", "c"]
 
 
-def test_when_the_policy_fails_the_least_loaded_replica_is_taken_and_it_is_counted(router: Any) -> None:
-    class Broken:
-        def decide(self, *_: object) -> Any:
-            raise ZeroDivisionError
+class Broken:
+    """A policy that fails."""
 
-    router._placer._policy = Broken()
-    router._fleet.record_load("a", ReplicaLoad(num_requests=3))
-    router._fleet.record_load("b", ReplicaLoad(num_requests=1))
-    router._fleet.record_load("c", ReplicaLoad(num_requests=2))
-    assert chosen(router, pending()) == [["b"], ["c"], ["a"]]
-    assert router._placer.num_errors == 1
-    assert router._fleet.placement("r") == "b"
+    def decide(self, *_: object) -> Any:
+        raise ZeroDivisionError
+
+
+def test_when_the_policy_fails_the_least_loaded_replica_is_taken_and_it_is_counted(app: str) -> None:
+    settings = replace(SETTINGS, policy=f"{__name__}:Broken")
+    state = state_of(app, settings)
+    for replica, num_requests in (("a", 3), ("b", 1), ("c", 2)):
+        state.fleet.record_load(replica, ReplicaLoad(num_requests=num_requests))
+    assert chosen(made(app, settings), pending()) == [["b"], ["c"], ["a"]]
+    assert state.placer.num_errors == 1
+    assert state.fleet.placement("r") == "b"
 
 
 def test_calls_that_are_no_requests_are_routed_too(router: Any) -> None:

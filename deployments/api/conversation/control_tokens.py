@@ -14,7 +14,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-_SEARCHED_CHARS = 65_536
+SEARCHED_CHARS = 65_536
+"""Characters of a text that are searched at a time."""
 _CONTROL_FORM = re.compile(r"<[|｜].+[|｜]>|\[/?[A-Z][A-Z_]*\]", re.DOTALL)  # noqa: RUF001 - DeepSeek's bars
 
 
@@ -142,7 +143,7 @@ class Spelled:
     def find(self, text: str, at: int = 0) -> re.Match[str] | None:
         """Return the first match in `text` from `at` on."""
         while at < len(text):
-            end = at + _SEARCHED_CHARS
+            end = at + SEARCHED_CHARS
             found = self._pattern.search(text, at, end + self._longest)
             if found is not None and found.start() < end:  # a later one may extend beyond the searched part
                 return found

@@ -12,7 +12,8 @@ from engine.text.tokenizer import Tokenizer, encoding_backend, panics_as_errors
 
 LONG_TOKEN_BYTES = 6
 """Tokens have fewer bytes than this on average in nearly every text, but not in every one."""
-_PIECE_CHARS = 65_536
+PIECE_CHARS = 65_536
+"""Characters of a very long text that are encoded before its tokens are counted again."""
 _BORDER_TOKENS = 16
 """More tokens than a cut in a text can add."""
 
@@ -59,8 +60,8 @@ class Encoder:
     def _check_count(self, text: str, max_tokens: int) -> None:
         """Raise TooManyTokens as soon as the pieces so far have more than `max_tokens`."""
         least = 0
-        for begin in range(0, len(text), _PIECE_CHARS):
-            piece = text[begin : begin + _PIECE_CHARS]
+        for begin in range(0, len(text), PIECE_CHARS):
+            piece = text[begin : begin + PIECE_CHARS]
             least += len(self.encode(piece, add_special_tokens=False)) - _BORDER_TOKENS
             if least > max_tokens:
                 raise TooManyTokens(least)

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 
 _NAMED, NESTED = 5, 10
 """Cost of parsing a name, and an array or object, in units of a number in an array."""
-_PIECE_BYTES = 64 * 1024
+PIECE_BYTES = 64 * 1024
+"""Bytes of a body that are looked at together."""
 
 
 def most_values(body: bytes | bytearray) -> int:
@@ -46,7 +47,7 @@ def _outside_texts(body: bytes | bytearray) -> Iterator[bytes]:
     """Yield the parts outside of texts, piece by piece."""
     begin, is_inside = 0, False
     while begin < len(body):
-        piece = body[begin : begin + _PIECE_BYTES]
+        piece = body[begin : begin + PIECE_BYTES]
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
             piece = body[begin : begin + len(piece) + 1]  # an escape and the escaped character stay together
         begin += len(piece)

@@ -38,7 +38,7 @@ class TextCodec:
         max_cache_bytes: int = Limits().token_cache_bytes,
     ) -> None:
         """`max_cache_bytes` bounds the memory for conversations with their token ids; 0 keeps none."""
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._decoding = decoding_backend(tokenizer)
         self._detokenizer = Detokenizer(tokenizer)
         self.dialect = dialect_of(tokenizer, chat or ChatSettings())
@@ -98,16 +98,16 @@ class TextCodec:
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Return how the vocabulary spells tokens."""
-        return self._tokenizer.convert_ids_to_tokens(token_ids)
+        return self.tokenizer.convert_ids_to_tokens(token_ids)
 
     def tokenizer_info(self) -> dict[str, Any]:
         """Return how the tokenizer is configured."""
-        return tokenizer_info(self._tokenizer)
+        return tokenizer_info(self.tokenizer)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of `token_ids`."""
         if self._decoding is None or len(token_ids) < MANY_TOKENS:
-            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         # Unlike `decode`, this lets other threads run meanwhile.
         (text,) = self._decoding.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return str(text)
@@ -147,7 +147,7 @@ class TextCodec:
     @functools.cached_property
     def pair_marks(self) -> tuple[list[int], list[int], list[int]]:
         """The tokens that the tokenizer puts before, between and after two texts that it encodes together."""
-        encoded = cast(Any, self._tokenizer)("a", "a")
+        encoded = cast(Any, self.tokenizer)("a", "a")
         parts: tuple[list[int], list[int], list[int]] = ([], [], [])
         part = 0
         for token, owner in zip(encoded["input_ids"], encoded.sequence_ids(), strict=True):
@@ -172,14 +172,14 @@ class TextCodec:
 
         These may be only a part of a character.
         """
-        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        text = self.tokenizer.decode([token_id], skip_special_tokens=False)
         if not is_first and not self.is_special(token_id):
             # SentencePiece tokenizers drop the space of a text's first word, but not of an equal word after it.
-            twice = self._tokenizer.decode([token_id, token_id], skip_special_tokens=False)
+            twice = self.tokenizer.decode([token_id, token_id], skip_special_tokens=False)
             text = twice.removeprefix(text) or text
         if "\ufffd" not in text:
             return text, tuple(text.encode())
-        (spelling,) = self._tokenizer.convert_ids_to_tokens([token_id])
+        (spelling,) = self.tokenizer.convert_ids_to_tokens([token_id])
         return text, tuple(spelled_bytes(spelling) or text.encode())
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - see above
@@ -195,5 +195,5 @@ class TextCodec:
     @functools.cached_property
     def max_token_chars(self) -> int:
         """Number of characters in the longest token, which bounds a text's number of tokens from below."""
-        get_vocab = getattr(self._tokenizer, "get_vocab", None)
+        get_vocab = getattr(self.tokenizer, "get_vocab", None)
         return max(map(len, get_vocab()), default=1) if get_vocab else 1024

@@ -110,9 +110,10 @@ class KVFetcher:
         self._memory, self._settings = memory, settings
         self._page_size, self._page_bytes = page_size, memory.page_bytes
         self._window = min(max(2, int(settings.window_mib * 2**20 / self._page_bytes)), messages.MAX_WINDOW)
-        self._reads: Reads | None = None
+        self.reads: Reads | None = None
+        """Reads of other replicas' memory, where there is an agent; only the thread uses them."""
         if agent is not None:
-            self._reads = Reads(agent, self._page_bytes, self._window, settings.max_transfers)
+            self.reads = Reads(agent, self._page_bytes, self._window, settings.max_transfers)
         self._page_seconds = 0.0
         self._num_pending = 0  # pages; only the engine's thread uses it
         self._num_loaded = self._num_failed = self._num_fetches = self._num_failed_fetches = 0
@@ -182,8 +183,8 @@ class KVFetcher:
         self._thread.join(_STOP_S)
         self._context.destroy(linger=0)
         self._wake_up.close()
-        if self._reads is not None:
-            self._reads.close()
+        if self.reads is not None:
+            self.reads.close()
 
     # --- the thread ----------------------------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ class KVFetcher:
         poller.register(self._wake_up.readable, zmq.POLLIN)
         for connection in self._connections.values():
             poller.register(connection.socket, zmq.POLLIN)
-        is_reading = self._reads is not None and self._reads.are_under_way
+        is_reading = self.reads is not None and self.reads.are_under_way
         poller.poll(_READING_MS if is_reading else int(_LOOK_S * 1000))
         self._wake_up.clear()
 
@@ -239,7 +240,7 @@ class KVFetcher:
         connection.transfers[transfer.number] = transfer
         transfer.began_at = self._awake.now()
         transfer.num_granted = self._window
-        transfer.reading = None if self._reads is None else self._reads.take()
+        transfer.reading = None if self.reads is None else self.reads.take()
         self._num_fetches += 1
         fetch = FetchPages(
             messages.VERSION,
@@ -390,8 +391,8 @@ class KVFetcher:
     def _look(self, now: float) -> None:
         """Abandon silent transfers, and close unused connections."""
         settings = self._settings
-        if self._reads is not None:
-            self._reads.look(self._clock())
+        if self.reads is not None:
+            self.reads.look(self._clock())
         for address, connection in list(self._connections.items()):
             silent = [t for t in connection.transfers.values() if now - t.heard_at > settings.silence_s]
             for transfer in silent:

@@ -134,6 +134,11 @@ class Reads:
         """Slots to which abandoned reads may still write."""
         return len(self._given_up)
 
+    @property
+    def num_free(self) -> int:
+        """Slots that no transfer has, and to which nothing is written."""
+        return len(self._free)
+
     def take(self) -> Reading | None:
         """Return a reader for a transfer's pages; None when all slots are taken."""
         return Reading(self, self._free.pop()) if self._free else None

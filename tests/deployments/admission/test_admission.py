@@ -60,7 +60,7 @@ async def ask(client: Any, *args: Any, **fields: Any) -> float:
 
 def assert_nothing_is_left(client: Admitting, fleet: VirtualFleet) -> None:
     assert (client.num_waiting, client.admission.num_waiting_tokens, fleet.open) == (0, 0, 0)
-    assert client.admission._sending == {}
+    assert client.admission.num_sending == 0
 
 
 def test_requests_pass_while_an_engine_has_room_and_wait_when_none_has() -> None:

@@ -123,7 +123,7 @@ def test_of_a_cache_that_tenants_share_answers_tell_nothing_but_what_the_configu
         sharing = [tenant("a", isolate_cache=False), tenant("b", isolate_cache=False), tenant("c")]
         async with api_over(tenants=sharing) as api:
             assert [await cached(api, name, PROMPT) for name in ("a", "b", "a", "c")] == [0, 0, 0, 0]
-            stats = api.engines.replicas[0]._engine.cache.stats
+            stats = api.engines.replicas[0].engine.cache.stats
             assert stats.hit_tokens == 2 * (len(PROMPT) - 1)
 
     asyncio.run(play())

@@ -1,5 +1,6 @@
 """`raydix chat`, driven through a pipe against a server whose behaviour is known."""
 
+import io
 import subprocess
 
 import pytest
@@ -81,22 +82,20 @@ def test_what_the_model_writes_cannot_drive_the_terminal_or_rich(fake_server: Se
     assert "\x1b" not in shown and "\x07" not in shown
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_the_session(
-    fake_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    talk, _ = session(fake_server)
-    written: list[str] = []
+class Interrupting(io.StringIO):
+    """A terminal at which Ctrl-C is pressed when it has shown the second word."""
 
-    def write(text: str) -> None:
-        written.append(text)
-        if len(written) == 2:
+    def write(self, text: str) -> int:
+        if text == "b ":
             raise KeyboardInterrupt
+        return super().write(text)
 
-    monkeypatch.setattr(talk, "_write", write)
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_session(fake_server: Server) -> None:
+    talk = Chat(Client(fake_server.url), "fake", Console(file=Interrupting(), width=100), {"temperature": 0.0})
     assert talk.handle("a b c d e f")
     assert talk.history[-1] == {"role": "assistant", "content": "a b "}
     assert talk.turns[-1].usage is None
-    monkeypatch.undo()
     assert talk.handle("more") and talk.turns[-1].usage is not None
 
 

@@ -130,7 +130,7 @@ def test_a_request_whose_only_engine_is_lost_before_the_first_token_waits_for_th
             runner.gate.clear()
             asked = [made.ask(f"r{n}") for n in range(3)]
             # Its first step may begin before all have arrived, and sees no further ones before it ends.
-            await until(lambda: replica._loop.load().num_running > 0 and made.connections.num_streams == 3)
+            await until(lambda: replica.engine.loop.load().num_running > 0 and made.connections.num_streams == 3)
             speak = fall_silent(replica)
             made.lose_after(0.3)
             await until(lambda: not made.connections._dispatch.reachable())
@@ -149,7 +149,7 @@ def test_one_that_nobody_takes_over_in_time_is_refused() -> None:
         async with service(health=health) as made:
             made.engines.runners[0].gate.clear()
             asked = made.ask("r")
-            await until(lambda: made.engines.replicas[0]._loop.load().num_running == 1)
+            await until(lambda: made.engines.replicas[0].engine.loop.load().num_running == 1)
             fall_silent(made.engines.replicas[0])
             with pytest.raises(Unavailable, match="no engine replica is up"):
                 await asked

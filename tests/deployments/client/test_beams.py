@@ -38,7 +38,7 @@ def test_a_lost_replica_s_search_starts_over_elsewhere_with_the_same_result() ->
             alone = [event async for event in await client.generate(request("alone"))]
             engines.runners[0].step_s = 0.05
             stream = await client.generate(request("a"))
-            await until(lambda: engines.replicas[0]._engine.scheduler.load(0).num_steps > 16)
+            await until(lambda: engines.replicas[0].engine.scheduler.load(0).num_steps > 16)
             engines.replicas[0].close()
             found = [event async for event in stream]
             assert stream.replica == "r1"

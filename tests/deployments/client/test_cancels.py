@@ -53,4 +53,4 @@ def _are_over(tasks: set[asyncio.Task[object]]) -> bool:
 
 
 def _num_finished(replica: object) -> int:
-    return int(replica._loop.load().num_finished)  # type: ignore[attr-defined]
+    return int(replica.engine.loop.load().num_finished)  # type: ignore[attr-defined]

@@ -46,7 +46,7 @@ async def answer(client: RemoteEngines, name: str) -> list[int]:
 
 
 def are_well(engines: InProcessEngines) -> bool:
-    return not any(replica._loop.failing for replica in engines.replicas)
+    return not any(replica.engine.loop.failing for replica in engines.replicas)
 
 
 def poisoned(at_token: int, error: type[Exception], plan: StepPlan) -> Exception | None:
@@ -173,8 +173,8 @@ def test_an_engine_whose_steps_all_fail_is_left_and_replaced(
             new = await asyncio.gather(*(answer(client, f"new {n}") for n in range(4)))
             assert (await tokens_of(begun), new) == (TOKENS, [TOKENS] * 4)
             sick = engines.replicas[0]
-            await until(lambda: sick._loop.failure is not None)
-            counts = sick._loop.self_test.counts
+            await until(lambda: sick.engine.loop.failure is not None)
+            counts = sick.engine.loop.self_test.counts
             # One more where the next step was in flight, which failed likewise and proves nothing.
             assert num_failed <= counts[cause] == sum(counts.values()) <= num_failed + (cause != "device")
             with pytest.raises(EngineUnhealthy):
@@ -197,7 +197,7 @@ def test_an_engine_that_can_compute_small_steps_only_is_replaced_too() -> None:
             await ready(client, 2)
             fail_steps(engines.runners[0], lambda plan: MemoryError() if plan.num_tokens > 4 else None)
             assert await answer(client, "a") == TOKENS
-            await until(lambda: engines.replicas[0]._loop.failure is not None)
+            await until(lambda: engines.replicas[0].engine.loop.failure is not None)
 
     run_scenario(scenario())
 

@@ -27,7 +27,7 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error(health: dict[str, Any], o
             [replica], [runner] = api.engines.replicas, api.engines.runners
             runner.step_s = 0.01  # the streams last longer than it takes to lose their replica
             asked = [asyncio.create_task(api.complete(stream=True, max_tokens=480)) for _ in range(3)]
-            await until(lambda: replica._engine.scheduler.load(0).num_steps > 10)
+            await until(lambda: replica.engine.scheduler.load(0).num_steps > 10)
             fall_silent(replica)
             for answer in await asyncio.gather(*asked):
                 *said, last = [json.loads(line[6:]) for line in answer.text.splitlines() if line]

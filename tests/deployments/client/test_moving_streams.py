@@ -71,7 +71,7 @@ def moved_streams(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 def num_fetched(engines: InProcessEngines) -> list[int]:
     """Return the pages that each replica has fetched."""
-    return [replica._loop.scheduler.load(0.0).peers.loaded for replica in engines.replicas]
+    return [replica.engine.loop.scheduler.load(0.0).peers.loaded for replica in engines.replicas]
 
 
 async def tokens_of(stream: Any) -> list[int]:
@@ -90,7 +90,7 @@ def test_the_replica_that_computed_a_long_prompt_hands_its_stream_over() -> None
             sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
             short = GenerateRequest("short", "m", list(range(50)), sampling)
             assert len(await tokens_of(await client.generate(short))) == NUM_TOKENS
-            num_finished = [replica._loop.scheduler.load(0.0).num_finished for replica in engines.replicas]
+            num_finished = [replica.engine.loop.scheduler.load(0.0).num_finished for replica in engines.replicas]
             assert num_finished[0] == 0 and sum(num_finished) == 1
 
             stream = await client.generate(GenerateRequest("long", "m", PROMPT, sampling))

@@ -77,11 +77,11 @@ async def shared_at_one(client: RemoteEngines) -> tuple[int, int]:
 
 
 def num_fetched(engines: InProcessEngines, number: int) -> int:
-    return engines.replicas[number]._loop.scheduler.load(0.0).peers.loaded
+    return engines.replicas[number].engine.loop.scheduler.load(0.0).peers.loaded
 
 
 def num_finished(engines: InProcessEngines, number: int) -> int:
-    return engines.replicas[number]._loop.load().num_finished
+    return engines.replicas[number].engine.loop.load().num_finished
 
 
 @pytest.mark.parametrize("news_first", ["its own", "serve's", "serve's, and its connection has ended"])
@@ -113,7 +113,7 @@ def test_what_others_hold_too_or_what_only_one_prompt_has_used_is_not_fetched() 
     async def scenario() -> None:
         async with two_engines() as (client, engines):
             holder, other = await shared_at_one(client)
-            engines.replicas[holder]._loop.empty_cache().result()
+            engines.replicas[holder].engine.loop.empty_cache().result()
             await until(lambda: not client.placer.only_held_by(f"r{holder}"))
             await ask(client, "own", list(range(100, 148)))
             engines.stopping.update({"r0", "r1"})
@@ -159,7 +159,7 @@ def test_a_stopping_replica_stays_for_as_long_as_others_may_ask_for_what_it_hold
             assert not watch.done()
             engines.stopping.add("r0")
             if lingers:
-                exchange = engines.replicas[0]._exchange
+                exchange = engines.replicas[0].exchange
                 assert exchange is not None
                 await until(lambda: exchange._stopping_since is not None)
                 await asyncio.sleep(0.3)

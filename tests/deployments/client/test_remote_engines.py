@@ -106,7 +106,7 @@ def test_leaving_a_stream_frees_its_pages_within_a_step() -> None:
             engines.runners[0].step_s = 0.05
             stream = await client.generate(request("a", max_tokens=200))
             await anext(stream)
-            scheduler = engines.replicas[0]._engine.scheduler
+            scheduler = engines.replicas[0].engine.scheduler
             steps = scheduler.load(0).num_steps
             await stream.aclose()
             await until(lambda: scheduler.account().locked + scheduler.account().private == 0)
@@ -150,7 +150,7 @@ def test_a_request_that_never_fits_is_rejected_at_once() -> None:
                 await client.generate(request("a", max_tokens=5000))
             with pytest.raises(Rejected, match="vocabulary"):
                 await client.generate(request("b", prompt_len=2000))
-            assert engines.replicas[0]._wire.num_live == 0
+            assert engines.replicas[0].wire.num_live == 0
 
     run_scenario(scenario())
 
@@ -377,7 +377,7 @@ def test_a_replica_that_cannot_take_a_request_is_a_lost_replica() -> None:
             def explode(*_: object) -> None:
                 raise RuntimeError("a defect")
 
-            engines.replicas[0]._intake.on_generate = explode  # type: ignore[assignment,method-assign]
+            engines.replicas[0].intake.on_generate = explode  # type: ignore[assignment,method-assign]
             with pytest.raises(Unavailable, match="could not take the request"):
                 await client.generate(request("a"))
             assert len(engines.calls) == 3  # two retries
@@ -391,7 +391,7 @@ def test_a_dead_engine_hands_its_streams_over_at_once() -> None:
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=60))
             await anext(stream)
-            engines.replicas[0]._loop.fail("the device is gone")
+            engines.replicas[0].engine.loop.fail("the device is gone")
             assert await tokens_of(stream) == list(range(stream.journal.num_tokens - 58, 61))
             assert (stream.replica, [m.reason for m in stream.timeline.migrations]) == ("r1", ["failed"])
 
@@ -525,7 +525,7 @@ def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, engines):
             if what == "model":
-                engines.replicas[0]._wire._model = "another"
+                engines.replicas[0].wire._model = "another"
             router = router_like(engines, epoch_shift=1 if what == "epoch" else 0)
             other = RemoteEngines(router, 1, timings=TIMINGS, model="mine")
             try:
@@ -577,7 +577,7 @@ def test_of_two_ingresses_that_race_for_the_last_place_one_gets_it() -> None:
                 engines.runners[0].gate.set()
                 for stream in (running, *(each for each in told if isinstance(each, Stream))):
                     assert await tokens_of(stream) == [1, 2]
-                assert engines.replicas[0]._wire.num_live == 0
+                assert engines.replicas[0].wire.num_live == 0
             finally:
                 await other.aclose()
 
@@ -599,12 +599,12 @@ def test_a_request_or_its_answer_that_is_lost_is_sent_again_and_runs_once() -> N
             if is_request:
                 await until(lambda: bool(list(client.unanswered("r0"))))
             else:
-                await until(lambda: engines.replicas[0]._loop.load().num_finished == 1)
+                await until(lambda: engines.replicas[0].engine.loop.load().num_finished == 1)
             connection._send = send
             speak()
             connection.hello()
             assert await tokens_of(await asked) == [1, 2, 3, 4, 5]
-            assert engines.replicas[0]._loop.load().num_finished == 1
+            assert engines.replicas[0].engine.loop.load().num_finished == 1
             assert engines.calls == ["r0"]
 
     run_scenario(scenario(True))
@@ -674,13 +674,13 @@ def test_a_message_to_a_replica_that_a_broken_connection_lost_is_made_up_for(kin
 
             connection._send, connection._handle = lossy_send, lossy_handle
             if kind is messages.Abort:
-                aborted, abort = list[str](), engines.replicas[0]._intake.on_abort
+                aborted, abort = list[str](), engines.replicas[0].intake.on_abort
 
                 def noted(request_id: str) -> None:
                     aborted.append(request_id)
                     abort(request_id)
 
-                engines.replicas[0]._intake.on_abort = noted  # type: ignore[method-assign]
+                engines.replicas[0].intake.on_abort = noted  # type: ignore[method-assign]
                 engines.runners[0].step_s = 0.1
                 stream = await client.generate(request("a", max_tokens=200))
                 await anext(stream)
@@ -720,7 +720,7 @@ def compiling_late(replica: EngineReplica) -> threading.Event:
         may_compile.wait(60)
         return Refusal("never_fits", "nobody waits for it")
 
-    replica._intake.compile = compile_late  # type: ignore[method-assign]
+    replica.intake.compile = compile_late  # type: ignore[method-assign]
     return may_compile
 
 
@@ -730,12 +730,12 @@ def test_a_grammar_s_request_can_be_left_while_the_grammar_is_compiled() -> None
             replica = engines.replicas[0]
             asked, may_compile = with_grammar(request("a")), compiling_late(replica)
             task = asyncio.create_task(client.generate(asked))
-            await until(lambda: bool(replica._intake._compiling))
+            await until(lambda: replica.intake.num_compiling > 0)
             task.cancel()
-            await until(lambda: not replica._intake._compiling)
+            await until(lambda: not replica.intake.num_compiling)
             may_compile.set()
             assert await tokens_of(await client.generate(request("b", max_tokens=2))) == [1, 2]
-            assert replica._loop.load().num_finished == 1
+            assert replica.engine.loop.load().num_finished == 1
 
     run_scenario(scenario())
 
@@ -747,7 +747,7 @@ def test_a_request_that_no_engine_accepts_in_time_is_given_up_at_both_ends() -> 
             asked, may_compile = with_grammar(request("a")), compiling_late(replica)
             with pytest.raises(Unavailable, match=r"no engine accepted within 0\.1 s"):
                 await client.generate(asked)
-            await until(lambda: not replica._intake._compiling)
+            await until(lambda: not replica.intake.num_compiling)
             assert client.num_streams == 0
             await until(lambda: engines.fleet.loads() == {"r0": 0})
             may_compile.set()
@@ -765,13 +765,13 @@ def _has_tokens(message: Any) -> bool:
 
 
 def _num_running(replica: Any) -> int:
-    running: int = replica._engine.loop.load().num_running
+    running: int = replica.engine.loop.load().num_running
     return running
 
 
 def _is_idle(replica: Any) -> bool:
-    account = replica._engine.scheduler.account()
-    return bool(account.locked + account.private == 0 and not replica._loop.has_work)
+    account = replica.engine.scheduler.account()
+    return bool(account.locked + account.private == 0 and not replica.engine.loop.has_work)
 
 
 async def _held_back(engines: InProcessEngines) -> dict[str, float]:

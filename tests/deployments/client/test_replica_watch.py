@@ -150,7 +150,7 @@ def test_a_replica_that_lives_although_its_death_was_told_is_told_to_stop_before
             rest = [token async for delta in stream for token in delta.token_ids]
             assert [*first.token_ids, *rest] == list(range(1, 201))
             assert stream.replica == "r1"
-            await until(lambda: not engines.replicas[0]._loop.has_work)  # it did not decode to the end
+            await until(lambda: not engines.replicas[0].engine.loop.has_work)  # it did not decode to the end
 
     run_scenario(scenario())
     order = [sent.index(one) for one in [("generate", "r0", "a"), ("abort", "r0", "a"), ("generate", "r1", "a~1")]]
@@ -167,11 +167,11 @@ def test_only_an_answer_brings_a_replica_back_whose_death_was_told() -> None:
         async with ClientAndEngines(2, watcher=watcher) as (client, engines):
             connections = client._dispatch.connections
             await until(lambda: [c.is_answering for c in connections.values()] == [True, True])
-            greet = engines.replicas[0]._wire._greet
-            engines.replicas[0]._wire._greet = lambda *_: None  # type: ignore[method-assign]
+            greet = engines.replicas[0].wire._greet
+            engines.replicas[0].wire._greet = lambda *_: None  # type: ignore[method-assign]
             watcher.go.set()
             await until(lambda: client._dispatch.reachable() == {"r1"})
-            sender = engines.replicas[0]._wire._sender
+            sender = engines.replicas[0].wire._sender
             num_sent = 0
             post = sender.post
 
@@ -183,7 +183,7 @@ def test_only_an_answer_brings_a_replica_back_whose_death_was_told() -> None:
             sender.post = counted  # type: ignore[method-assign,assignment]
             await until(lambda: num_sent > 5)
             assert client._dispatch.reachable() == {"r1"}
-            engines.replicas[0]._wire._greet = greet  # type: ignore[method-assign]
+            engines.replicas[0].wire._greet = greet  # type: ignore[method-assign]
             await until(lambda: client._dispatch.reachable() == {"r0", "r1"})
 
     run_scenario(scenario())

@@ -68,7 +68,7 @@ def _before_steps(runner: CountingRunner, act: Callable[[StepPlan], None]) -> No
 
 
 def dead(engines: InProcessEngines) -> int:
-    return sum(replica._loop.failure is not None for replica in engines.replicas)
+    return sum(replica.engine.loop.failure is not None for replica in engines.replicas)
 
 
 async def ended(stream: Stream) -> list[int] | EndsEngines:

@@ -17,6 +17,7 @@ from deployments.cli.errors import UserError
 from deployments.cli.serve_config import Overrides, load, models
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.replica.autoscaling import keep
+from tests.support.bound_deployments import deployments_of
 
 ROOT = Path(__file__).resolve().parents[3]
 TWO_MODELS = ROOT / "examples/config/two_models.yaml"
@@ -80,9 +81,7 @@ def options(**model: Any) -> Any:
     """Serve's configuration of a model's engine deployment."""
     args = AppArgs.model_validate({"models": [model]})
     ((name, settings),) = args.served.items()
-    deployment = bind_engines(args, settings, None, name)[name]._bound_deployment
-    assert deployment.name == name
-    return deployment._deployment_config
+    return deployments_of(bind_engines(args, settings, None, name)[name])[name].config
 
 
 def test_a_model_that_is_not_loaded_at_the_start_has_no_replica_until_it_is_loaded() -> None:

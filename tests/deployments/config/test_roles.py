@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from deployments.app import bind_engines
 from deployments.config.args import AppArgs
+from tests.support.bound_deployments import Bound, deployments_of
 
 ROLES: dict[str, Any] = {"roles": {"prefill": 2, "decode": 4}}
 ENGINE: dict[str, Any] = {"host_kv_gib": 1}
@@ -31,17 +32,15 @@ def test_each_role_has_bounds_of_its_own_and_is_a_deployment_of_its_own() -> Non
     args = AppArgs.model_validate({"engine": ENGINE, "engines": {"roles": scaling}})
     (model,) = args.served.values()
     assert (model.engines.count, model.engines.num_expected) == (4, 4)
-    bound = bind_engines(args, model, None)
-    prefill, decode = (one._bound_deployment for one in bound.values())
-    assert [one.name for one in (prefill, decode)] == list(args.pools) == list(bound)
-    config = prefill._deployment_config.autoscaling_config
+    assert list(bind_engines(args, model, None)) == list(args.pools)
+    prefill, decode = bound(args, model, None)
+    config = prefill.config.autoscaling_config
+    assert config is not None
     assert (config.initial_replicas, config.max_replicas) == (1, 4)
     assert (config.policy.policy_kwargs["role"], config.policy.policy_kwargs["ttft_target_s"]) == ("prefill", 0.5)
-    assert decode._deployment_config.autoscaling_config is None and decode.num_replicas == 3
-    assert [one.init_args[1].role for one in (prefill, decode)] == ["prefill", "decode"]
-    fleets = [
-        one._deployment_config.request_router_config.request_router_kwargs["fleet"] for one in (prefill, decode)
-    ]
+    assert decode.config.autoscaling_config is None and decode.config.num_replicas == 3
+    assert [one.replica_config.init_args[1].role for one in (prefill, decode)] == ["prefill", "decode"]
+    fleets = [one.config.request_router_config.request_router_kwargs["fleet"] for one in (prefill, decode)]
     assert fleets == ["EngineReplica"] * 2  # one router and one index for both
 
 
@@ -50,9 +49,15 @@ def test_roles_of_several_models_are_deployments_that_no_model_s_name_can_clash_
     args = AppArgs.model_validate({"models": [apart, {"engine": {"served_name": "a:prefill"}}]})
     assert len(args.pools) == 3
     name, model = next(iter(args.served.items()))
-    for role, one in zip(("prefill", "decode"), bind_engines(args, model, None, name).values(), strict=True):
-        config = one._bound_deployment._deployment_config.autoscaling_config
+    for role, one in zip(("prefill", "decode"), bound(args, model, None, name), strict=True):
+        config = one.config.autoscaling_config
+        assert config is not None
         assert (config.initial_replicas, config.max_replicas) == (0, ROLES["roles"][role])
+
+
+def bound(args: AppArgs, *served: Any) -> list[Bound]:
+    """The deployments of a model's roles."""
+    return [deployments_of(each)[name] for name, each in bind_engines(args, *served).items()]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from deployments.app import build_with
 from deployments.config.args import AppArgs
 from deployments.config.settings import EngineDeploymentSettings, IngressSettings
 from deployments.control.surge import surge_percent
+from tests.support.bound_deployments import deployments_of
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}
 
@@ -40,10 +41,8 @@ def test_ingresses_surge_by_default_and_engines_where_there_is_room() -> None:
     assert (IngressSettings().surge_percent, EngineDeploymentSettings().surge_percent) == (100, "auto")
     settings = {"ingresses": {"surge_percent": 30}, "engines": {"surge_percent": 40}}
     for args, percents in ((AppArgs(), (100, 0)), (AppArgs.model_validate(settings), (30, 40))):
-        ingress = build_with(args, lambda config: None)._bound_deployment  # type: ignore[arg-type, return-value]
-        (engines,) = ingress.init_args[1].values()
-        found = [each._deployment_config.max_surge_percent for each in (ingress, engines._bound_deployment)]
-        assert tuple(found) == percents
+        bound = deployments_of(build_with(args, lambda config: None))  # type: ignore[arg-type, return-value]
+        assert tuple(bound[name].config.max_surge_percent for name in ("Ingress", "EngineReplica")) == percents
 
 
 @pytest.mark.parametrize("wrong", [-1, 101, "all", None, 0.5])

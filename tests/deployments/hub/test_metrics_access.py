@@ -95,13 +95,13 @@ def test_the_hub_answers_on_a_port_of_its_own() -> None:
             port = probe.getsockname()[1]
         hub = MetricsHub(0, MetricsSettings(port=port))
         await hub.record_replica_metadata()
-        assert hub._server is not None
+        assert hub.server is not None
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
             answer = await client.get("/metrics")
             assert answer.status_code == 200 and "raydix_metrics_processes" in answer.text
             assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
             assert (await client.get("/v1/models")).status_code == 404
-        await hub._server.stop()
+        await hub.server.stop()
 
     run_scenario(scenario())
 
@@ -152,11 +152,11 @@ def test_a_new_hub_answers_on_its_port_that_it_is_not_ready() -> None:
             port = probe.getsockname()[1]
         hub = MetricsHub(1, MetricsSettings(port=port))
         await hub.record_replica_metadata()
-        assert hub._server is not None
+        assert hub.server is not None
         async with httpx.AsyncClient() as client:
             answer = await client.get(f"http://127.0.0.1:{port}/metrics", timeout=30)
         assert answer.status_code == 503 and "try again in a few seconds" in answer.text
-        await hub._server.stop()
+        await hub.server.stop()
 
     run_scenario(scenario())
 
@@ -181,19 +181,20 @@ def test_raydix_serve_reports_a_taken_port_before_it_starts_ray(taken_port: int,
         check_metrics_ports(config)
 
 
-def test_a_mirror_that_breaks_does_not_keep_numbers_from_the_hub() -> None:
+def test_a_mirror_that_breaks_does_not_keep_numbers_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         handle, engine, asked = HubHandle(MetricsHub()), Metrics("demo", "r1", "engine"), 0
 
-        def broken(snapshot: bytes) -> None:
+        def broken(self: object, snapshot: bytes) -> None:
             nonlocal asked
             asked += 1
             raise RuntimeError("Ray takes nothing")
 
         engine.inc("generation_tokens_total", 5)
         calls = HubCalls(handle)
-        keeper, pusher = MetricsKeeper(calls, "i"), MetricsPusher(calls, "r1", engine.snapshot)
-        pusher._mirror = broken
+        monkeypatch.setattr("monitoring.ray_mirror.RayMirror.report", broken)
+        keeper = MetricsKeeper(calls, "i")
+        pusher = MetricsPusher(calls, "r1", engine.snapshot, mirror_to_ray=True)
         pusher.start()
         while tokens(await page_of(keeper)) < 5:
             await asyncio.sleep(0.01)

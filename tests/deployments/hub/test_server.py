@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from logging.handlers import MemoryHandler
@@ -68,5 +69,5 @@ def test_a_new_hub_takes_the_port_over(monkeypatch: pytest.MonkeyPatch) -> None:
     before = held_port()
     monkeypatch.setattr("deployments.hub.server.time.sleep", lambda seconds: before.close())
     hub = MetricsHub(0, MetricsSettings(port=before.getsockname()[1]))
-    assert hub._server is not None
-    hub._server._listener.close()
+    assert hub.server is not None
+    asyncio.run(hub.server.stop())

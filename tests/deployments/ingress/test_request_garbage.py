@@ -87,7 +87,7 @@ def test_a_request_leaves_no_garbage_and_no_task(kind: str) -> None:
     async def scenario() -> None:
         async with (
             api_over(1) as api,
-            serving(api.http._transport.app) as (port, server),  # type: ignore[attr-defined]
+            serving(api.app) as (port, server),
             asking(port, kind) as ask,
         ):
             await ask(5)  # what is made once

@@ -53,13 +53,13 @@ def test_a_watch_lasts_until_serve_stops_the_replica_and_its_streams_have_ended(
 ) -> None:
     async def scenario() -> None:
         watch = asyncio.create_task(replica.watch(None, "i"))
-        replica._wire.open("a", "i")
+        replica.wire.open("a", "i")
         await asyncio.sleep(0.2)
         assert not watch.done()
         engines.stopping.add("r0")
         await asyncio.sleep(0.2)
         assert not watch.done()
-        replica._wire.forget("a")
+        replica.wire.forget("a")
         await asyncio.wait_for(watch, 60)
 
     asyncio.run(scenario())
@@ -96,9 +96,9 @@ def test_a_dead_loop_fails_its_health_check_and_takes_nothing(replica: EngineRep
         def explode(_: float) -> Any:
             raise RuntimeError("a defect")
 
-        replica._engine.scheduler.schedule = explode  # type: ignore[method-assign,assignment]
+        replica.engine.scheduler.schedule = explode  # type: ignore[method-assign,assignment]
         call = asyncio.create_task(replica.generate(request("a")))
-        await until(lambda: replica._loop.failure is not None)
+        await until(lambda: replica.engine.loop.failure is not None)
         with pytest.raises(EngineUnhealthy, match="RuntimeError"):
             await replica.check_health()
         assert (await replica.generate(request("b"))).refusal == "stopped"
@@ -112,10 +112,10 @@ def test_cancelling_the_call_ends_the_request(engines: InProcessEngines, replica
     async def scenario() -> None:
         engines.runners[0].step_s = 0.01
         call = asyncio.create_task(replica.generate(request("a", max_tokens=200)))
-        await until(lambda: replica._loop.load().num_running == 1)
+        await until(lambda: replica.engine.loop.load().num_running == 1)
         call.cancel()
-        await until(lambda: replica._loop.load().num_running == 0)
-        assert replica._engine.scheduler.account().private == 0
+        await until(lambda: replica.engine.loop.load().num_running == 0)
+        assert replica.engine.scheduler.account().private == 0
 
     asyncio.run(scenario())
 
@@ -124,7 +124,7 @@ def test_refusals_are_records_and_leave_nothing_behind(engines: InProcessEngines
     async def scenario() -> None:
         engines.runners[0].gate.clear()
         calls = [asyncio.create_task(replica.generate(request("a", 2)))]
-        await until(lambda: replica._loop.has_work)
+        await until(lambda: replica.engine.loop.has_work)
         await asyncio.sleep(0.05)
         calls.append(asyncio.create_task(replica.generate(request("b", 2))))
         await asyncio.sleep(0.05)
@@ -133,7 +133,8 @@ def test_refusals_are_records_and_leave_nothing_behind(engines: InProcessEngines
         assert 1 <= full.retry_after_s <= 60
         assert (await replica.generate(request("d", 9999))).refusal == "never_fits"
         assert (await replica.generate(request("a"))).refusal == "never_fits"  # the id is in use
-        assert replica._calls.keys() == {"a", "b"}
+        again = [(await replica.generate(request(name))).refusal for name in "cd"]
+        assert again == ["queue_full"] * 2  # and not because the ids are in use
         engines.runners[0].gate.set()
         assert [ended(outcome) for outcome in await asyncio.gather(*calls)] == ["length"] * 2
 
@@ -144,7 +145,7 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_f
     replica: EngineReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An ingress checks grammars first, but a replica does not rely on it."""
-    compile_, threads = replica._engine.grammars.compile, []
+    compile_, threads = replica.engine.grammars.compile, []
 
     def noticed(grammar: Grammar) -> object:
         threads.append(threading.current_thread())
@@ -156,7 +157,7 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_f
             structs.replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "(")))
         )
 
-    monkeypatch.setattr(replica._engine.grammars, "compile", noticed)
+    monkeypatch.setattr(replica.engine.grammars, "compile", noticed)
     answer = asyncio.run(scenario())
     assert answer.refusal == "never_fits"
     assert "this model has no end-of-text token" in answer.reason  # true of these tests' model
@@ -179,9 +180,9 @@ def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> Non
 
         engines.runners[0].gate.clear()
         calls = [asyncio.create_task(ask("a1", "a"))]
-        await until(lambda: replica._loop.load().num_running == 1)
+        await until(lambda: replica.engine.loop.load().num_running == 1)
         calls += [asyncio.create_task(ask(name, name[0])) for name in ("a2", "a3", "b1")]
-        await until(lambda: len(replica._calls) == 4)
+        await asyncio.sleep(0)  # each call submits its request before it waits
         engines.runners[0].gate.set()
         await asyncio.gather(*calls)
         return ended

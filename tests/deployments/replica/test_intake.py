@@ -28,10 +28,10 @@ def test_a_request_that_its_ingress_sends_again_is_neither_run_twice_nor_refused
     engines, told = InProcessEngines(1, WireTimings(absent_ingress_s=60)), list[Any]()
     try:
         replica = engines.replicas[0]
-        monkeypatch.setattr(replica._wire, "refuse", lambda *refusal: told.append(refusal[:3]))
+        monkeypatch.setattr(replica.wire, "refuse", lambda *refusal: told.append(refusal[:3]))
         asked = Generate(1, "a", pack_tokens([1, 2, 3]), SamplingParams(max_tokens=40))
-        replica._intake.on_generate("an ingress", asked)
-        replica._intake.on_generate(second, asked)
+        replica.intake.on_generate("an ingress", asked)
+        replica.intake.on_generate(second, asked)
         assert told == refused
     finally:
         engines.close()
@@ -41,18 +41,18 @@ def test_a_suspect_that_is_to_run_alone_is_refused_while_another_begins(monkeypa
     engines, told = InProcessEngines(1, WireTimings(absent_ingress_s=60)), list[Any]()
     try:
         replica, runner = engines.replicas[0], engines.runners[0]
-        monkeypatch.setattr(replica._wire, "refuse", lambda *refusal: told.append(refusal[1:3]))
+        monkeypatch.setattr(replica.wire, "refuse", lambda *refusal: told.append(refusal[1:3]))
 
         def send(name: str, trial: Trial | None) -> None:
             asked = Generate(1, name, pack_tokens([1]), SamplingParams(max_tokens=2 * CLEARED_TOKENS), trial=trial)
-            replica._intake.on_generate(f"ingress of {name}", asked)
+            replica.intake.on_generate(f"ingress of {name}", asked)
 
         runner.gate.clear()
         for name, trial in (("a", "beside"), ("b", "beside"), ("c", None), ("d", "alone")):
             send(name, cast(Trial | None, trial))
         assert told == [("d", "queue_full")]
         runner.gate.set()
-        while any(map(replica._intake._is_tried, "ab")):
+        while any(replica.wire.is_beginning(name, CLEARED_TOKENS) for name in "ab"):
             time.sleep(0.001)
         runner.gate.clear()
         for name, trial in (("e", "alone"), ("f", "beside"), ("g", "alone")):
@@ -66,12 +66,12 @@ class Compilers:
     """A replica whose grammars are compiled when the test says so."""
 
     def __init__(self, engines: InProcessEngines, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.intake = engines.replicas[0]._intake
+        self.intake = engines.replicas[0].intake
         self.begun: queue.Queue[str] = queue.Queue()
         self.told: queue.Queue[Any] = queue.Queue()
         self.may_go_on = threading.Semaphore(0)
         monkeypatch.setattr(self.intake, "compile", self._compile)
-        monkeypatch.setattr(engines.replicas[0]._wire, "refuse", lambda *refusal: self.told.put(refusal[:3]))
+        monkeypatch.setattr(engines.replicas[0].wire, "refuse", lambda *refusal: self.told.put(refusal[:3]))
 
     def _compile(self, grammar: Grammar) -> Refusal:
         self.begun.put(grammar.source)
@@ -87,7 +87,8 @@ class Compilers:
     def is_over(self, names: str) -> bool:
         """Let all go on; return whether each of these, and nothing else, is told that it is not run."""
         self.may_go_on.release(100)
-        return sorted(self.told.get(timeout=60)[1] for _ in names) == sorted(names) and not self.intake._compiling
+        told = sorted(self.told.get(timeout=60)[1] for _ in names)
+        return told == sorted(names) and not self.intake.num_compiling
 
 
 @pytest.fixture
@@ -119,4 +120,4 @@ def test_a_defect_in_compiling_is_told_at_once_and_leaves_nothing(compilers: Com
     compilers.send("a", "t", "defect")
     compilers.may_go_on.release()
     assert compilers.told.get(timeout=60) == ("i", "a", "failed")
-    assert compilers.intake._compiling == {}
+    assert compilers.intake.num_compiling == 0

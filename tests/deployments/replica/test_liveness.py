@@ -65,7 +65,7 @@ def test_a_passed_health_check_touches_the_file_and_a_failed_one_does_not(
     ready_engine(beats)
     an_hour_ago = time.time() - 3600
     os.utime(tmp_path / "beats" / "r1", (an_hour_ago, an_hour_ago))
-    replica._loop.failure = "the engine loop ended"
+    replica.engine.loop.fail("the engine loop ended")
     with pytest.raises(EngineUnhealthy):
         asyncio.run(replica.check_health())
     with pytest.raises(NotReadyError, match="3600 s ago"):

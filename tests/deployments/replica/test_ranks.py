@@ -11,25 +11,23 @@ from pydantic import ValidationError
 
 from deployments.app import build
 from deployments.config.args import AppArgs
+from tests.support.bound_deployments import Bound, deployments_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def deployment_of(engine: dict[str, Any], engines: dict[str, Any]) -> Any:
+def deployment_of(engine: dict[str, Any], engines: dict[str, Any]) -> Bound:
     """The engine deployment as `build` binds it."""
     args = AppArgs.model_validate({"engine": engine, "engines": engines})
-    ingress: Any = build(args)
-    (application,) = ingress._bound_deployment.init_args[1].values()
-    return application._bound_deployment
+    return deployments_of(build(args))["EngineReplica"]
 
 
 def test_each_rank_reserves_the_same_on_one_machine() -> None:
     engine = {"model": "demo", "device": "cuda", "tensor_parallel_size": 4}
-    deployment = deployment_of(engine, {"num_cpus": 2, "resources": {"engine_node": 0.25}})
-    config = deployment._replica_config
+    config = deployment_of(engine, {"num_cpus": 2, "resources": {"engine_node": 0.25}}).replica_config
     assert config.placement_group_bundles == [{"CPU": 2, "GPU": 1, "engine_node": 0.25}] * 4
     assert config.placement_group_strategy == "STRICT_PACK"
-    assert deployment.ray_actor_options["num_gpus"] == 1  # rank 0's, in the first of them
+    assert config.ray_actor_options["num_gpus"] == 1  # rank 0's, in the first of them
 
 
 def test_the_ready_made_file_shares_a_model_among_four_gpus() -> None:
@@ -37,11 +35,11 @@ def test_the_ready_made_file_shares_a_model_among_four_gpus() -> None:
     # The file's own model would have to be found on the hub.
     engine = application["args"]["engine"] | {"model": "demo", "max_model_len": None}
     deployment = deployment_of(engine, application["args"]["engines"])
-    assert deployment._replica_config.placement_group_bundles == [{"CPU": 1, "GPU": 1}] * 4
+    assert deployment.replica_config.placement_group_bundles == [{"CPU": 1, "GPU": 1}] * 4
 
 
 def test_one_rank_needs_no_group() -> None:
-    assert deployment_of({"model": "demo"}, {})._replica_config.placement_group_bundles is None
+    assert deployment_of({"model": "demo"}, {}).replica_config.placement_group_bundles is None
 
 
 @pytest.mark.parametrize(

@@ -55,21 +55,22 @@ def replica(hub: Any, *shared: SharedPrefixSettings, **limits: float) -> EngineR
 
 async def cached_tokens(made: EngineReplica, request_id: str, prompt: list[int], salt: str = "") -> int:
     """Run a request and return how many tokens of its prompt were in the cache."""
-    before = made._loop.load().cache.hit_tokens
+    before = made.engine.loop.load().cache.hit_tokens
     asked = request(request_id, max_tokens=1, salt=salt)
     asked.prompt_ids[:] = prompt
     output = (await made.generate(asked)).output
     assert output is not None and output.finish_reason == "length"
-    await until(lambda: not made._loop.has_work)
-    return made._loop.load().cache.hit_tokens - before
+    await until(lambda: not made.engine.loop.has_work)
+    return made.engine.loop.load().cache.hit_tokens - before
 
 
 # --- the ingress -----------------------------------------------------------------------------------------------
 
 
 def test_the_placer_knows_which_beginnings_came_often() -> None:
-    placer = Placer(Fleet(), PlacerSettings(block_tokens=BLOCK, hot_tokens=10_000))
-    placer._fleet.update({"r0": None})
+    fleet = Fleet()
+    placer = Placer(fleet, PlacerSettings(block_tokens=BLOCK, hot_tokens=10_000))
+    fleet.update({"r0": None})
     for number in range(4):
         asked = request(f"a{number}")
         asked.prompt_ids[:] = [*SYSTEM, number]
@@ -91,7 +92,9 @@ def test_a_new_replica_holds_what_is_worth_most_before_it_is_ready() -> None:
         await hub.report_prefixes("i2", report([7] * 20, [7] * 20, model="another"))
         made = replica(hub)
         await made.record_replica_metadata()
-        assert made._loop.load().cache.query_tokens == 0  # the users' hits and misses are counted, and no others
+        assert (
+            made.engine.loop.load().cache.query_tokens == 0
+        )  # the users' hits and misses are counted, and no others
         assert await cached_tokens(made, "a", [*SYSTEM, 5], salt="tenant") == len(SYSTEM)
         assert await cached_tokens(made, "b", [*SYSTEM, 5]) == 0
         assert await cached_tokens(made, "c", [7] * 20) == 0
@@ -107,7 +110,7 @@ def test_its_pages_are_filled_to_a_share_with_the_best() -> None:
         await hub.report_prefixes("i1", report(*[best] * 9, *[next_best] * 3))
         made = replica(hub, max_kv_share=0.5)  # of 256 tokens
         await made.record_replica_metadata()
-        assert made._loop.load().pages.evictable == 32
+        assert made.engine.loop.load().pages.evictable == 32
         assert await cached_tokens(made, "a", [*best, 5]) == 64
         assert await cached_tokens(made, "b", [*next_best, 5]) == 64
         made.close()
@@ -145,7 +148,7 @@ def test_a_replica_computes_shared_prefixes_from_their_texts_and_keeps_them_for_
         await hub.report_prefixes("i1", report(*[[1] * 64] * 9))
         made = replica(hub, SharedPrefixSettings(text=text))
         await made.record_replica_metadata()
-        load = made._loop.load()
+        load = made.engine.loop.load()
         num_shared = load.pages.locked * BLOCK
         assert len(text) // 8 < num_shared <= len(prompt("")) and load.pages.evictable == 64 // BLOCK
         for salt in ("tenant:a:", "tenant:b:", ""):

@@ -60,7 +60,7 @@ class Api:
         files: Path | None = None,
     ) -> None:
         codec = TextCodec(load_tokenizer(files or Path(deployments.demo_model.__file__).parent))
-        engine = engines.replicas[0]._engine
+        engine = engines.replicas[0].engine
         card = ModelCard(
             "m",
             1,

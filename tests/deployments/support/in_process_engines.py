@@ -44,7 +44,7 @@ def fall_silent(replica: EngineReplica, *, seems_sent: bool = False) -> Callable
     """Have nothing that a replica sends arrive, as if its machine hung or the network lost it; return how to end
     that. With `seems_sent` the replica takes it for sent.
     """
-    sender = replica._wire._sender
+    sender = replica.wire._sender
     post = sender.post
     sender.post = lambda *_: seems_sent  # type: ignore[method-assign]
 
@@ -285,7 +285,7 @@ async def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
 
 def is_nothing_left(client: RemoteEngines, engines: InProcessEngines) -> bool:
     """Whether neither the client nor an engine holds anything of any request."""
-    accounts = [replica._engine.scheduler.account() for replica in engines.replicas]
+    accounts = [replica.engine.scheduler.account() for replica in engines.replicas]
     return not (
         client.num_streams
         or client._dispatch.attempts
@@ -293,7 +293,7 @@ def is_nothing_left(client: RemoteEngines, engines: InProcessEngines) -> bool:
         or client.placer._open
         or any(engines.fleet.loads().values())
         or any(account.locked + account.private for account in accounts)
-        or any(replica._loop.has_work or replica._wire.num_live for replica in engines.replicas)
+        or any(replica.engine.loop.has_work or replica.wire.num_live for replica in engines.replicas)
     )
 
 

@@ -98,7 +98,7 @@ class ScriptedEngine:
         await asyncio.sleep(0)
         if self.refuse_with is not None:
             raise self.refuse_with
-        generation = ScriptedGeneration(self._events(request), self.hangs)
+        generation = ScriptedGeneration(self.events(request), self.hangs)
         self.generations.append(generation)
         return generation
 
@@ -110,7 +110,7 @@ class ScriptedEngine:
         replicas = (ReplicaHealth("replica-1", True, 0.01, num_running=2), ReplicaHealth("replica-2", False, None))
         return FleetHealth(self.state, 2, replicas)  # type: ignore[arg-type]
 
-    def _events(self, request: GenerateRequest) -> list[StreamDelta | Exception]:
+    def events(self, request: GenerateRequest) -> list[StreamDelta | Exception]:
         if request.sampling.pooling is not None:
             return self._pooled(request)
         text = self.says if isinstance(self.says, str) else self.says(request)

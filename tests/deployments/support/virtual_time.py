@@ -40,6 +40,10 @@ class VirtualLoop(TurnLoop):
     def time(self) -> float:
         return self._jumping.now
 
+    def pass_time(self, seconds: float) -> None:
+        """Move the clock, as while a callback computes."""
+        self._jumping.now += seconds
+
 
 def run(scenario: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

@@ -65,7 +65,18 @@ def test_a_wrong_one_ends_a_start_and_no_process_that_runs(
     assert not take_over.is_refused
 
 
-def test_the_page_shows_who_refuses_settings() -> None:
+async def refusals(hub: MetricsHub) -> list[float]:
+    """Of each process on the hub's page, whether it refuses settings."""
+    page = await hub.render()
+    assert page is not None
+    lines = page[0].decode().splitlines()
+    return [float(line.split()[-1]) for line in lines if line.startswith("raydix_refuses_settings{")]
+
+
+def test_the_page_shows_who_refuses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for period in ("PERIOD_S", "IDLE_PERIOD_S"):
+        monkeypatch.setattr(f"deployments.hub.calls.{period}", 0.01)
+
     async def scenario() -> None:
         hub = MetricsHub()
         config = EngineConfig(served_name="m", kv_pages=64, page_size=4, block_tokens=4)
@@ -75,13 +86,11 @@ def test_the_page_shows_who_refuses_settings() -> None:
         for settings, shown in (({}, 0.0), ({"limits": {"max_choices": 3}}, 1.0), ({}, 0.0)):
             for process in (hub, engine):
                 await process.reconfigure(settings)
-            assert engine._pusher is not None
-            await hub.push("r1", engine._pusher._snapshot())
-            page = await hub.render()
-            assert page is not None
-            lines = page[0].decode().splitlines()
-            values = [line.split()[-1] for line in lines if line.startswith("raydix_refuses_settings{")]
-            assert list(map(float, values)) == [shown, shown]
+            if not made.loop.has_started:
+                await engine.record_replica_metadata()  # from now on it pushes its metrics
+            async with asyncio.timeout(60):
+                while await refusals(hub) != [shown, shown]:
+                    await asyncio.sleep(0.01)
         engine.close()
 
     asyncio.run(scenario())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -252,7 +253,7 @@ def test_without_the_sdk_the_application_does_not_start(monkeypatch: pytest.Monk
 
     args = AppArgs.model_validate({"tracing": {"otlp_endpoint": "http://collector:4318"}})
     assert args.tracing.otlp_endpoint == "http://collector:4318/v1/traces"
-    monkeypatch.setattr(tracing, "_NEEDED", ("no_such_package.at_all",))
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)  # as if it could not be imported
     with pytest.raises(RuntimeError, match=r"pip install 'raydix\[tracing\]'"):
         build(args)
 

@@ -18,6 +18,7 @@ from tests.k8s.support.checks import check
 from tests.k8s.support.manifests import ROOT, Doc, Manifests, Pod
 from tests.k8s.support.schema_checks import app_args
 from tests.k8s.support.wiring_checks import ray_pods
+from tests.support.bound_deployments import deployments_of
 
 DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 _SUFFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "m": 1e-3}
@@ -124,24 +125,21 @@ def _replicas(manifests: Manifests) -> dict[str, tuple[Doc, int, int]]:
     application = ServeDeploySchema.model_validate(manifests.serve).applications[0]
     args = AppArgs.model_validate(application.args)
     overrides = {d.name: d.ray_actor_options.model_dump(exclude_unset=True) for d in application.deployments}
-    ingress = build_with(args, load_engine)._bound_deployment
-    hub = ingress.init_args[2]._bound_deployment
-    engines = {name: app._bound_deployment for name, app in ingress.init_args[1].items()}
     pools = args.pools
     found = {}
-    for deployment in (ingress, hub, *engines.values()):
-        options = overrides.get(deployment.name, deployment.ray_actor_options)
-        num_ranks = len(deployment._replica_config.placement_group_bundles or [None])  # each reserves the same
+    for name, bound in deployments_of(build_with(args, load_engine)).items():
+        options = overrides.get(name, bound.replica_config.ray_actor_options)
+        num_ranks = len(bound.replica_config.placement_group_bundles or [None])  # each reserves the same
         each = {
             "CPU": options.get("num_cpus", 0),
             "GPU": options.get("num_gpus", 0),
             **options.get("resources", {}),
         }
         needs = {key: value * num_ranks for key, value in each.items()}
-        scaling = pools[deployment.name].scaling if deployment.name in engines else None
-        count = deployment.num_replicas or 1
+        scaling = pools[name].scaling if name in pools else None
+        count = bound.config.num_replicas or 1
         bounds = (count, count) if scaling is None else (scaling.min, scaling.max)
-        found[deployment.name] = ({key: value for key, value in needs.items() if value}, *bounds)
+        found[name] = ({key: value for key, value in needs.items() if value}, *bounds)
     return found
 
 

@@ -183,8 +183,7 @@ def test_no_grafana_there() -> None:
 
 
 def test_https_where_there_is_none(push: Push, grafana: FakeGrafana) -> None:
-    port = grafana._server.server_address[1]
-    refused = push(to=f"https://127.0.0.1:{port}")
+    refused = push(to=f"https://127.0.0.1:{grafana.port}")
     assert refused.returncode == 1 and "no TLS connection" in refused.stderr, refused.stderr
     assert len(refused.stderr.splitlines()) == 1
 

@@ -56,7 +56,8 @@ class FakeGrafana:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{self._server.server_address[1]}{self.prefix}"
+        self.port = self._server.server_address[1]
+        return f"http://127.0.0.1:{self.port}{self.prefix}"
 
     def stop(self) -> None:
         """Serve no more."""

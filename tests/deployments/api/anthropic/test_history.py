@@ -63,7 +63,7 @@ def test_a_budget_ends_thinking_where_it_can_be_ended(ask: Make) -> None:
 
     assert budget_of(7) == ""  # this model's mark is several tokens
     it = ask(THINKING, added=("<think>", "</think>"))
-    tokenizer: Any = it.engine.codec._tokenizer
+    tokenizer: Any = it.engine.codec.tokenizer
     (served,) = it.talk.service.models.values()
     card = replace(served.card, vocab_size=len(tokenizer))
     it = Messages(it.talk.of(replace(it.talk.service, models={"demo": replace(served, card=card)})))

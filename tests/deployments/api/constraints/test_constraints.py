@@ -41,7 +41,7 @@ def asked(client: Client, engine: ScriptedEngine, path: str, body: dict[str, Any
 
 def may_follow(engine: ScriptedEngine, grammar: Grammar, text: str) -> set[int] | None:
     """Return which tokens may follow a text; None if it cannot be written."""
-    tokenizer: Any = engine.codec._tokenizer
+    tokenizer: Any = engine.codec.tokenizer
     ids = engine.codec.encode(text, add_special_tokens=False)
     matcher = compile_grammar(grammar, Vocabulary.of(tokenizer, 4096, [EOS]).load())
     if matcher.try_consume_tokens(ids) < len(ids):

@@ -289,7 +289,7 @@ def test_a_prompt_has_the_control_tokens_that_the_template_wrote(shape: str, dat
 
 
 def test_a_long_text_is_searched_to_its_end() -> None:
-    for length in range(control_tokens._SEARCHED_CHARS - 3, control_tokens._SEARCHED_CHARS + 3):
+    for length in range(control_tokens.SEARCHED_CHARS - 3, control_tokens.SEARCHED_CHARS + 3):
         text = "<" * length + "<ab<abc>"
         assert [found.group() for found in Spelled(["<ab", "<abc>"]).find_all(text)] == ["<ab", "<abc>"]
 

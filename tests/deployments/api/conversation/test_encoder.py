@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deployments.api.conversation import encoder
 from deployments.api.conversation.encoder import LONG_TOKEN_BYTES, Encoder, TooManyTokens, UnencodedTexts
 from engine.model_files.model_directory import demo_model_path
-from engine.text.tokenizer import load_tokenizer
+from engine.text.tokenizer import encoding_backend, load_tokenizer
 
 TOKENIZER = load_tokenizer(demo_model_path())
 PIECE_CHARS = 200
@@ -20,7 +20,7 @@ PIECE_CHARS = 200
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "_PIECE_CHARS", PIECE_CHARS)
+    monkeypatch.setattr(encoder, "PIECE_CHARS", PIECE_CHARS)
 
 
 class Backend:
@@ -35,9 +35,10 @@ class Backend:
 
 
 def noting() -> tuple[Encoder, Backend]:
-    made = Encoder(TOKENIZER, "", 0)
-    made._backend = backend = Backend(made._backend)
-    return made, backend
+    backend = Backend(encoding_backend(TOKENIZER))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "encoding_backend", lambda tokenizer: backend)
+        return Encoder(TOKENIZER, "", 0), backend
 
 
 @pytest.mark.parametrize("unit", ["a word, ", "7 ", "\U0001f469\u200d", "  \n"])

@@ -90,7 +90,7 @@ PREFILLED = [{"role": "user", "content": "Name a module."}, {"role": "assistant"
 def test_the_model_goes_on_with_the_last_message_as_transformers_has_it(talk: Make, template: str | None) -> None:
     it = talk(template)
     it.client.post("/v1/chat/completions", {**ASK, "messages": PREFILLED, "continue_final_message": True})
-    tokenizer: Any = it.engine.codec._tokenizer
+    tokenizer: Any = it.engine.codec.tokenizer
     theirs = tokenizer.apply_chat_template(PREFILLED, continue_final_message=True, tokenize=False)
     assert it.prompt() == theirs and theirs.rstrip().endswith("It is")
     asked = {"messages": PREFILLED, "continue_final_message": True}
@@ -146,7 +146,7 @@ def test_reasoning_may_be_left_out(talk: Make) -> None:
 def thinking(talk: Make, template: str | None) -> Talk:
     """A model whose marks are tokens, as Qwen's are."""
     it = talk(template, added=("<think>", "</think>"))
-    tokenizer: Any = it.engine.codec._tokenizer
+    tokenizer: Any = it.engine.codec.tokenizer
     served = it.service.models["demo"]
     card = replace(served.card, vocab_size=len(tokenizer), eos_token_ids=frozenset({2}))
     return it.of(replace(it.service, models={"demo": replace(served, card=card)}))
@@ -156,7 +156,7 @@ def allowed(it: Talk, written: list[int]) -> set[int]:
     """Which tokens may follow, by the grammar of the last request."""
     grammar = it.engine.requests[-1].sampling.grammar
     assert grammar is not None
-    tokenizer: Any = it.engine.codec._tokenizer
+    tokenizer: Any = it.engine.codec.tokenizer
     matcher = compile_grammar(grammar, Vocabulary.of(tokenizer, len(tokenizer), [2]).load())
     assert matcher.try_consume_tokens(written) == len(written)
     mask = matcher.compute_bitmask()

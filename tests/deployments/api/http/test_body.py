@@ -50,7 +50,7 @@ def num_objects(value: Any) -> int:
 def test_no_value_is_missed_and_no_text_is_taken_for_values(value: Any, piece: int) -> None:
     body = json.dumps(value, ensure_ascii=False).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_size, "_PIECE_BYTES", piece)  # borders everywhere, within escapes too
+        patch.setattr(json_size, "PIECE_BYTES", piece)  # borders everywhere, within escapes too
         counted = count_values(body)
     marks = json.dumps(_without_texts(value))
     weight = 1 + sum({",": 1, ":": 5, "[": 10, "{": 10}.get(character, 0) for character in marks)

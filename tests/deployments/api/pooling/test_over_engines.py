@@ -112,8 +112,8 @@ def test_a_replica_that_dies_has_its_prompts_computed_elsewhere() -> None:
         async with api_over(2, health=SILENCE) as api:
             api.engines.runners[0].gate.clear()
             asked = asyncio.create_task(embed(api, input=[[1, 2, 3], [4, 5]], normalize=False))
-            await until(lambda: api.engines.replicas[0]._wire.num_live == 2)
-            await asyncio.to_thread(api.engines.replicas[0]._wire.close)
+            await until(lambda: api.engines.replicas[0].wire.num_live == 2)
+            await asyncio.to_thread(api.engines.replicas[0].wire.close)
             answer = await asked
             assert [one["embedding"] for one in answer["data"]] == [[3.0, 3.0], [2.0, 5.0]]
             assert set(api.engines.calls) == {"r0", "r1"}
@@ -126,7 +126,7 @@ def test_a_client_that_leaves_frees_the_engines() -> None:
         async with api_over(1) as api:
             api.engines.runners[0].gate.clear()
             asked = asyncio.create_task(embed(api, input=[list(range(40)), [4, 5], [6]]))
-            await until(lambda: api.engines.replicas[0]._wire.num_live == 3)
+            await until(lambda: api.engines.replicas[0].wire.num_live == 3)
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
             api.engines.runners[0].gate.set()

@@ -132,8 +132,7 @@ def test_what_an_answer_holds_of_its_request_counts_until_its_end(
         assert least <= memory.num_bytes <= least + 10_000
         it.engine.generations[0].hangs = False
         task.cancel()
-        for job in list(it.talk.service.responses.background._jobs.values()):
-            await job.cancel()
+        await it.talk.service.responses.background.aclose()
         await asyncio.wait([task])
         assert memory.num_bytes == 0
 

@@ -102,8 +102,8 @@ def test_emptied_caches_hold_nothing_the_router_knows_it_and_a_running_stream_go
             api.engines.choose = lambda names: next(used)
             for _ in range(2):  # one at each replica
                 assert (await api.complete(key)).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-            index = api.client.placer._index
-            await until(lambda: index.num_blocks > 0)
+            totals = api.client.placer.totals
+            await until(lambda: totals()["blocks"] > 0)
             runner = api.engines.runners[0]
             runner.gate.clear()
             running = asyncio.create_task(api.complete(key, max_tokens=40))
@@ -117,7 +117,7 @@ def test_emptied_caches_hold_nothing_the_router_knows_it_and_a_running_stream_go
             answer = (await running).json()
             assert answer["usage"]["completion_tokens"] == 40
             await api.http.post("/reset_prefix_cache?model=m", headers={"authorization": f"Bearer {ADMIN_KEY}"})
-            await until(lambda: index.num_blocks == 0)
+            await until(lambda: totals()["blocks"] == 0)
             for _ in range(2):
                 cached = (await api.complete(key)).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
                 assert cached == 0, json.dumps(answer)

@@ -41,7 +41,7 @@ def searching(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> Script
             )
         ]
 
-    monkeypatch.setattr(engine, "_events", events)
+    monkeypatch.setattr(engine, "events", events)
     return engine
 
 

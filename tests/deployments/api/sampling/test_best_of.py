@@ -19,7 +19,7 @@ WORDS = ("alpha", "beta gamma delta", "epsilon", "zeta")
 @pytest.fixture
 def ranked(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     """Candidate i says WORDS[i]; `LIKELY[i]` is the log-probability of each of its tokens."""
-    plain = engine._events
+    plain = engine.events
 
     def events(request: GenerateRequest) -> list[StreamDelta | Exception]:
         logprob = (-2.0, -0.5, -0.7, -9.0)[candidate(request) % 4]
@@ -31,7 +31,7 @@ def ranked(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> ScriptedE
             if isinstance(event, StreamDelta)
         ]
 
-    monkeypatch.setattr(engine, "_events", events)
+    monkeypatch.setattr(engine, "events", events)
     engine.says = lambda request: WORDS[candidate(request) % 4]
     engine.cached = 1
     return engine

@@ -45,11 +45,11 @@ class Service:
         assert cached == 0
         replica = self.engines.replicas[at]
         await until(lambda: self.client.placer.totals()["blocks"] >= WHOLE // 16)
-        assert replica._exchange is not None
+        assert replica.exchange is not None
         return tokens
 
     def num_sent(self, at: int) -> int:
-        exchange = self.engines.replicas[at]._exchange
+        exchange = self.engines.replicas[at].exchange
         assert exchange is not None
         return exchange.sender.counts["pages"]
 

@@ -68,8 +68,8 @@ class Receiver:
 
     @property
     def reads(self) -> Reads:
-        assert self.fetcher._reads is not None
-        return self.fetcher._reads
+        assert self.fetcher.reads is not None
+        return self.fetcher.reads
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_what_is_not_what_was_lent_is_failed_and_nothing_is_kept(
     assert receiver.fetcher.finished().failed == [3, 4]
     assert receiver.fetcher.totals() == (0, 2, 1, 1)
     assert [receiver.pages.host_bytes(page) for page in (3, 4)] == before
-    until(lambda: not receiver.reads.num_given_up and len(receiver.reads._free) == READ_FOR_LONG.max_transfers)
+    until(lambda: not receiver.reads.num_given_up and receiver.reads.num_free == READ_FOR_LONG.max_transfers)
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_process_that_ends_in_the_midst_of_a_read_fails_its_pages_and_writes_t
     while receiver.reads.num_given_up:
         now[0] += 0.4
         time.sleep(0.005)
-    until(lambda: len(receiver.reads._free) == READ_FOR_LONG.max_transfers)
+    until(lambda: receiver.reads.num_free == READ_FOR_LONG.max_transfers)
     assert [receiver.pages.host_bytes(page) for page in hosts[WINDOW:]] == before[WINDOW:]
 
 
