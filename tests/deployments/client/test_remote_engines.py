@@ -696,7 +696,7 @@ def test_a_message_to_a_replica_that_a_broken_connection_lost_is_made_up_for(kin
 
 
 def test_a_request_that_is_larger_than_a_message_may_be_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.wire.connection.MAX_REQUEST_BYTES", 1000)
+    monkeypatch.setattr("deployments.wire.link.MAX_REQUEST_BYTES", 1000)
 
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, engines):
