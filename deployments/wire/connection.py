@@ -141,6 +141,7 @@ class WireConnection:
         self._num_silent = 0  # hellos since the last message
         self._was_lost = False
         self._hello_number = 0  # of the last hello
+        self._is_welcome = False  # whether a welcome has come since the last hello
         self._proof: int | None = None  # number of the first hello whose answer proves that the replica lives
         self._model = model
         self._epoch, self._next_seq = -1, 0
@@ -155,7 +156,7 @@ class WireConnection:
         """Introduce this ingress; the replica then sends all tokens again that were not received."""
         self._last_hello = self._clock()
         self._num_silent += 1
-        self._hello_number = next(_hello_numbers)
+        self._hello_number, self._is_welcome = next(_hello_numbers), False
         received = dict(self._listener.received(self.address.replica))
         self._send(
             messages.Hello(messages.WIRE_VERSION, self._hello_number, self._ingress_id, self._model, received)
@@ -220,13 +221,16 @@ class WireConnection:
         self._loop.call_soon(self.receive_all)
 
     def tick(self) -> None:
-        """Say hello again after silence, and detect the loss of a replica. Call it a few times a second."""
+        """Say hello again after silence, and until welcomed; detect the loss of a replica. Call it a few times a
+        second.
+        """
         self.receive_all()
         if self._link.is_closed:
             return
         now, awake_s = self._clock(), self._awake.now()
         silence = awake_s - self._heard_at
-        if silence > HELLO_S and now - self._last_hello > HELLO_S:
+        # After a hello, a replica reports no change of its cache until the ingress, once welcomed, asks for it.
+        if (silence > HELLO_S or not self._is_welcome) and now - self._last_hello > HELLO_S:
             if self._num_silent >= SILENT_HELLOS:
                 self._reconnect()
             self.hello()
@@ -343,6 +347,7 @@ class WireConnection:
             )
             return False
         self._epoch, self._next_seq = message.epoch, message.seq + 1
+        self._is_welcome = True  # also for an earlier hello: a busy replica may answer late
         self._block_tokens = message.block_tokens
         return True
 

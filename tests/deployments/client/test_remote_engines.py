@@ -478,6 +478,32 @@ def test_the_index_lags_while_a_replica_is_silent_and_while_its_deltas_cannot_be
     run_scenario(scenario())
 
 
+def test_a_lost_welcome_is_asked_for_again() -> None:
+    """After it a replica counts its messages from 0, and reports no change of its cache until it is asked to."""
+
+    async def scenario() -> None:
+        async with ClientAndEngines(1) as (client, engines):
+            await until(lambda: client.num_synced == 1)
+            path = engines.links["r0"]
+
+            def lose_until_after_a_welcome(message: messages.ToIngress) -> Iterable[messages.ToIngress]:
+                if isinstance(message, messages.Welcome):
+                    path.to_ingress = None
+                return ()
+
+            path.to_ingress = lose_until_after_a_welcome
+            await until(lambda: path.to_ingress is None)
+            other = RemoteEngines(router_like(engines), 1, timings=TIMINGS)
+            try:
+                await other.start()
+                await tokens_of(await other.generate(request("a", max_tokens=2, prompt_len=64)))
+                await until(lambda: client.placer.uncached_tokens(request("b", prompt_len=64)) == 1, timeout=20)
+            finally:
+                await other.aclose()
+
+    run_scenario(scenario())
+
+
 def test_messages_sent_twice_or_in_another_epoch_are_dropped_and_counted() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, engines):
