@@ -42,6 +42,7 @@ from deployments.wire.connection import WireConnection
 from deployments.wire.deadlines.deadline import awake_now, watch_of
 from deployments.wire.deadlines.time_limit import timeout
 from deployments.wire.handshake import Context
+from deployments.wire.link import DealerLink, OpenLink
 from deployments.wire.messages import Backlog, Generate, Load, NotRun
 from deployments.wire.sockets import make_context
 from deployments.wire.turn_budget import TURN_BLOCKS, TurnBudget
@@ -71,13 +72,14 @@ class RemoteEngines:
         timings: ClientTimings | None = None,
         metrics: Metrics | None = None,
         model: str = "",
+        open_link: OpenLink = DealerLink,
     ) -> None:
         """`watcher` notices immediately when a replica's process dies; without it only silence shows that.
         `health` defines when a replica counts as lost, and the limits of retries. `model` is the fingerprint of
-        the model that this ingress tokenizes for; "" is not checked.
+        the model that this ingress tokenizes for; "" is not checked. `open_link` opens the link to a replica.
         """
         self.fleet, self.placer = router.fleet, router.placer
-        self._model = model
+        self._model, self._open_link = model, open_link
         self.num_expected = num_expected
         """Least number of replicas that are up in normal operation."""
         self._timings = timings or ClientTimings()
@@ -200,6 +202,10 @@ class RemoteEngines:
         known = [connection.cache_known_at for connection in self._connections.values() if connection.is_answering]
         return time.monotonic() - min(known) if known else 0.0
 
+    def reachable(self) -> frozenset[str]:
+        """Return the replicas to which a request can be sent."""
+        return self._dispatch.reachable()
+
     @property
     def num_synced(self) -> int:
         """Number of connected replicas whose whole cache is known."""
@@ -218,7 +224,7 @@ class RemoteEngines:
     @property
     def are_awaited(self) -> bool:
         """Whether no replica answers, and one is expected to: new requests wait for it."""
-        return self._dispatch.expects_engines and not self._dispatch.reachable()
+        return self._dispatch.expects_engines and not self.reachable()
 
     def expect_none(self) -> None:
         """Note that the model is unloaded, so that no request waits for a replica until one has answered again."""
@@ -226,9 +232,9 @@ class RemoteEngines:
 
     def _check_available(self) -> None:
         """Raise Unavailable when no replica answers, and none is expected to."""
-        if not self._dispatch.reachable():
+        if not self.reachable():
             self._connector.sync()  # a replica may have appeared a moment ago
-        if not self._dispatch.reachable() and not self._dispatch.expects_engines:
+        if not self.reachable() and not self._dispatch.expects_engines:
             raise Unavailable("no engine replica is up")
 
     def _on_end(self, stream: Stream, task: asyncio.Task[None]) -> None:
@@ -367,6 +373,7 @@ class RemoteEngines:
             self._health.lost_after_s,
             self._model,
             self._budget,
+            self._open_link,
         )
 
     def _sync(self) -> None:

@@ -1,4 +1,4 @@
-"""The ingress's end of the wire: one DEALER socket per replica, read from the ingress's event loop."""
+"""The ingress's end of the wire: one link per replica, read from the ingress's event loop."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import zmq
-
 from deployments.wire import messages
 from deployments.wire.handshake import Context
+from deployments.wire.link import DealerLink, OpenLink
 from deployments.wire.messages import Load
-from deployments.wire.sockets import MAX_REQUEST_BYTES, connect_dealer, descriptor, is_readable
 from deployments.wire.turn_budget import TURN_BLOCKS, TurnBudget
 from engine.base.awake_clock import AwakeClock
 from engine.values.stream_delta import StreamDelta
@@ -118,6 +116,7 @@ class WireConnection:
         lost_after_s: float = 3.0,
         model: str = "",
         budget: TurnBudget | None = None,
+        open_link: OpenLink = DealerLink,
     ) -> None:
         """`model` is the fingerprint of the model that this ingress tokenizes for; "" is not checked. All
         connections of an ingress share a `budget`.
@@ -142,6 +141,7 @@ class WireConnection:
         self._num_silent = 0  # hellos since the last message
         self._was_lost = False
         self._hello_number = 0  # of the last hello
+        self._is_welcome = False  # whether a welcome has come since the last hello
         self._proof: int | None = None  # number of the first hello whose answer proves that the replica lives
         self._model = model
         self._epoch, self._next_seq = -1, 0
@@ -149,15 +149,14 @@ class WireConnection:
         self._cache, self._store = _Learned(address.replica), _Learned(address.store)
         self._budget = budget or TurnBudget(TURN_BLOCKS)
         self._loop = asyncio.get_running_loop()
-        self._context = context
-        self._connect()
+        self._link = open_link(context, address, self.receive_all)
         self.hello()
 
     def hello(self) -> None:
         """Introduce this ingress; the replica then sends all tokens again that were not received."""
         self._last_hello = self._clock()
         self._num_silent += 1
-        self._hello_number = next(_hello_numbers)
+        self._hello_number, self._is_welcome = next(_hello_numbers), False
         received = dict(self._listener.received(self.address.replica))
         self._send(
             messages.Hello(messages.WIRE_VERSION, self._hello_number, self._ingress_id, self._model, received)
@@ -208,13 +207,9 @@ class WireConnection:
     def receive_all(self) -> None:
         """Handle arrived messages; yield to the event loop after a turn, and when the turn's budget is spent."""
         for _ in range(TURN_MESSAGES):
-            if not is_readable(self._socket):
-                return
             if self._budget.is_spent:
                 break
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+            if (data := self._link.receive()) is None:
                 return
             try:
                 message = messages.decode_to_ingress(data)
@@ -226,13 +221,16 @@ class WireConnection:
         self._loop.call_soon(self.receive_all)
 
     def tick(self) -> None:
-        """Say hello again after silence, and detect the loss of a replica. Call it a few times a second."""
+        """Say hello again after silence, and until welcomed; detect the loss of a replica. Call it a few times a
+        second.
+        """
         self.receive_all()
-        if self._socket.closed:
+        if self._link.is_closed:
             return
         now, awake_s = self._clock(), self._awake.now()
         silence = awake_s - self._heard_at
-        if silence > HELLO_S and now - self._last_hello > HELLO_S:
+        # After a hello, a replica reports no change of its cache until the ingress, once welcomed, asks for it.
+        if (silence > HELLO_S or not self._is_welcome) and now - self._last_hello > HELLO_S:
             if self._num_silent >= SILENT_HELLOS:
                 self._reconnect()
             self.hello()
@@ -260,14 +258,7 @@ class WireConnection:
 
     def close(self) -> None:
         """Disconnect. Idempotent."""
-        if not self._socket.closed:
-            self._loop.remove_reader(self._fd)
-            self._socket.close(linger=200)
-
-    def _connect(self) -> None:
-        self._socket = connect_dealer(self._context, self.address)
-        self._fd = descriptor(self._socket)
-        self._loop.add_reader(self._fd, self.receive_all)
+        self._link.close()
 
     def _reconnect(self) -> None:
         """Connect under a new identity. Unanswered messages are sent again after the replica's welcome."""
@@ -281,9 +272,7 @@ class WireConnection:
             )
         self._num_silent = 0
         self.counts["renewed"] += 1
-        self._loop.remove_reader(self._fd)
-        self._socket.close(linger=0)
-        self._connect()
+        self._link.reconnect()
 
     def _handle(self, message: messages.ToIngress) -> None:
         if self._proof is not None and not self._has_proof(message):
@@ -358,6 +347,7 @@ class WireConnection:
             )
             return False
         self._epoch, self._next_seq = message.epoch, message.seq + 1
+        self._is_welcome = True  # also for an earlier hello: a busy replica may answer late
         self._block_tokens = message.block_tokens
         return True
 
@@ -412,17 +402,9 @@ class WireConnection:
         self._listener.on_prefixes_unknown(self.address.replica, learned.name)
 
     def _send(self, message: messages.ToReplica) -> bool:
-        if self._socket.closed:
+        if self._link.is_closed:
             return False
-        data = messages.encode(message)
-        if len(data) > MAX_REQUEST_BYTES:
-            raise ValueError(f"the message has {len(data)} bytes, at most {MAX_REQUEST_BYTES} are allowed")
-        try:
-            self._socket.send(data, zmq.NOBLOCK)
-        except zmq.Again:
+        is_sent = self._link.send(messages.encode(message))
+        if not is_sent:
             self.counts["congested"] += 1
-            return False
-        finally:
-            # Sending may consume the signal that a message has arrived.
-            self._loop.call_soon(self.receive_all)
-        return True
+        return is_sent

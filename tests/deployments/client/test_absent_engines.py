@@ -17,7 +17,6 @@ from deployments.config.settings import AdmissionSettings
 from tests.deployments.support.in_process_engines import (
     ClientAndEngines,
     InProcessEngines,
-    fall_silent,
     request,
     until,
 )
@@ -56,12 +55,7 @@ class Service:
     async def lose_engines(self) -> None:
         """Have Serve know of no replica."""
         self.engines.fleet.update({})
-        await until(lambda: not self.connections._dispatch.reachable())
-
-    def lose_after(self, seconds: float) -> None:
-        """Take engines for lost that say nothing for so long: short only where one is to be lost."""
-        for connection in self.connections._connections.values():
-            connection._lost_after_s = seconds
+        await until(lambda: not self.connections.reachable())
 
     def return_engines(self) -> None:
         self.engines.fleet.update(self._addresses)
@@ -131,13 +125,12 @@ def test_a_request_whose_only_engine_is_lost_before_the_first_token_waits_for_th
             asked = [made.ask(f"r{n}") for n in range(3)]
             # Its first step may begin before all have arrived, and sees no further ones before it ends.
             await until(lambda: replica.engine.loop.load().num_running > 0 and made.connections.num_streams == 3)
-            speak = fall_silent(replica)
-            made.lose_after(0.3)
-            await until(lambda: not made.connections._dispatch.reachable())
-            made.lose_after(60.0)
+            made.engines.fall_silent(0)
+            made.connections.on_answering("r0", False)  # what its connection reports after `lost_after_s`
+            assert not made.connections.reachable()
             runner.gate.set()
             await asyncio.sleep(0.3)
-            speak()
+            made.engines.speak(0)
             assert await asyncio.gather(*asked) == [TOKENS] * 3
 
     run_scenario(scenario())
@@ -150,7 +143,7 @@ def test_one_that_nobody_takes_over_in_time_is_refused() -> None:
             made.engines.runners[0].gate.clear()
             asked = made.ask("r")
             await until(lambda: made.engines.replicas[0].engine.loop.load().num_running == 1)
-            fall_silent(made.engines.replicas[0])
+            made.engines.fall_silent(0)
             with pytest.raises(Unavailable, match="no engine replica is up"):
                 await asked
 

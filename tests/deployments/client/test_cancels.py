@@ -25,7 +25,7 @@ def test_a_request_cancelled_at_any_turn_leaves_nothing_at_its_engines(
 ) -> None:
     async def scenario() -> None:
         async with ClientAndEngines(2, kv_pages=400) as (client, engines):
-            await until(lambda: len(client._dispatch.reachable()) == 2)
+            await until(lambda: len(client.reachable()) == 2)
             placed = iter(range(100_000))
             engines.choose = lambda names: names[next(placed) % len(names)]
             api = WatchedApi(codec, monkeypatch, client)

@@ -27,7 +27,6 @@ from tests.deployments.support.in_process_engines import (
     ChosenPlacer,
     ClientAndEngines,
     InProcessEngines,
-    fall_silent,
     is_nothing_left,
     request,
     router_like,
@@ -63,7 +62,8 @@ async def migrated(client: RemoteEngines, engines: InProcessEngines, request_id:
         stream = await client.generate(request(request_id, max_tokens=NUM_TOKENS))
         try:
             await anext(stream)
-            client._dispatch.lose(stream.replica, "failed", "its engine ended")
+            placed = next(replica for replica in engines.replicas if replica.replica == stream.replica)
+            placed.wire.fail_all("its engine ended")
             let_go_on()
             async for _ in stream:
                 pass
@@ -101,11 +101,11 @@ def test_a_defect_in_any_step_ends_the_stream_at_once_and_leaves_nothing(
     async def scenario() -> None:
         metrics = Metrics("m", "ingress", "ingress")
         async with ClientAndEngines(2, PATIENT, health, metrics) as (client, engines):
-            await until(lambda: len(client._dispatch.reachable()) == 2)
+            await until(lambda: len(client.reachable()) == 2)
             num_calls = num_migrated = 0
             failed: set[str | None] = set()
             while None not in failed:
-                await until(lambda: len(client._dispatch.reachable()) == 2)
+                await until(lambda: len(client.reachable()) == 2)
                 before = asyncio.all_tasks()
                 num_calls += 1
                 faults.arm(num_calls)
@@ -147,8 +147,7 @@ def test_a_defect_in_one_stream_does_not_touch_another_s_tokens_of_the_same_mess
             assert [t async for delta in sound for t in delta.token_ids] == list(range(1, 51))
             with pytest.raises(DeliveryFailed):
                 await anext(doomed)
-            connection = client._dispatch.connections["r0"]
-            assert not connection.counts["gaps"]
+            assert not client.wire_counts()["gaps"]
             await until(lambda: is_nothing_left(client, engines))
 
     run_scenario(scenario())
@@ -157,10 +156,10 @@ def test_a_defect_in_one_stream_does_not_touch_another_s_tokens_of_the_same_mess
 def test_requests_that_wait_for_an_engine_hear_at_once_that_the_ingress_stops() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1, PATIENT) as (_, engines):
-            client = RemoteEngines(router_like(engines), 1, timings=PATIENT)
+            client = RemoteEngines(router_like(engines), 1, timings=PATIENT, open_link=engines.links.open)
             await client.start()
-            await until(lambda: bool(client._dispatch.reachable()))
-            fall_silent(engines.replicas[0], seems_sent=True)
+            await until(lambda: bool(client.reachable()))
+            engines.fall_silent(0)
             asked = asyncio.create_task(client.generate(request("a")))
             await until(lambda: client.num_streams == 1)
             await client.aclose()

@@ -53,12 +53,12 @@ def test_an_engine_without_memory_or_gpu_is_noticed_by_nobody_while_there_is_ano
 ) -> None:
     async def scenario() -> None:
         async with api_over(2, kv_pages=400) as api:
-            await until(lambda: len(api.client._dispatch.reachable()) == 2)
+            await until(lambda: len(api.client.reachable()) == 2)
             fail_steps(api.engines.runners[0], lambda plan: kind("scripted failure"))
             answers = await asyncio.gather(*(api.complete(stream=stream, prompt=[n] * 9) for n in range(6)))
             assert [answer.status_code for answer in answers] == [200] * 6
             assert not any('"error":' in answer.text for answer in answers)
-            await until(lambda: api.client._dispatch.reachable() == {"r1"})
+            await until(lambda: api.client.reachable() == {"r1"})
             later = await api.complete(stream=stream)
             assert (later.status_code, later.headers["x-raydix-replica"]) == (200, "r1")
 
@@ -69,7 +69,7 @@ def test_an_engine_without_memory_or_gpu_is_noticed_by_nobody_while_there_is_ano
 def test_without_another_engine_the_client_is_told_to_come_again(kind: type[Exception], cause: str) -> None:
     async def scenario() -> None:
         async with api_over(1, kv_pages=400, health={"migration_wait_s": 0.3}) as api:
-            await until(lambda: len(api.client._dispatch.reachable()) == 1)
+            await until(lambda: len(api.client.reachable()) == 1)
             fail_steps(api.engines.runners[0], lambda plan: kind("scripted failure"))
             for _ in range(2):
                 answer = await api.complete()

@@ -25,6 +25,7 @@ from tests.deployments.support.in_process_engines import (
     request,
     until,
 )
+from tests.deployments.support.lossy_link import Noted
 from tests.deployments.support.time_limit import run_scenario
 from tests.support.metric_values import count_of
 
@@ -32,7 +33,7 @@ TOKENS = list(range(1, 41))
 
 
 async def ready(client: RemoteEngines, count: int) -> None:
-    await until(lambda: len(client._dispatch.reachable()) == count)
+    await until(lambda: len(client.reachable()) == count)
 
 
 async def tokens_of(stream: Stream) -> list[int]:
@@ -88,12 +89,13 @@ def test_a_trial_beside_a_request_that_has_just_begun_proves_nothing() -> None:
                 runner.gate.clear()
 
             innocent, first = (asyncio.create_task(answer(client, name)) for name in ("innocent", "poison 1"))
-            await until(lambda: len(client._dispatch.sent_to("r0")) == 2)
+            await until(lambda: engines.fleet.loads()["r0"] == 2)
             engines.choose = lambda names: names[-1]
+            engines.links["r1"].to_replica = trials = Noted(lambda sent: getattr(sent, "trial", None) == "alone")
             engines.runners[0].gate.set()
-            await until(lambda: any(one.trial == "alone" for one in client._dispatch.sent_to("r1")))
+            await until(lambda: bool(trials.messages))
             second = asyncio.create_task(answer(client, "poison 2"))
-            await until(lambda: len(client._dispatch.sent_to("r1")) == 2)
+            await until(lambda: engines.fleet.loads()["r1"] == 2)
             engines.runners[1].gate.set()
             assert await innocent == TOKENS
             for poison in (first, second):
@@ -179,7 +181,7 @@ def test_an_engine_whose_steps_all_fail_is_left_and_replaced(
             assert num_failed <= counts[cause] == sum(counts.values()) <= num_failed + (cause != "device")
             with pytest.raises(EngineUnhealthy):
                 await sick.check_health()
-            await until(lambda: client._dispatch.reachable() == {"r1"})
+            await until(lambda: client.reachable() == {"r1"})
             health = await client.health()
             assert (health.state, [one.failing for one in health.replicas]) == ("degraded", [cause, None])
             engines.calls.clear()
@@ -210,7 +212,7 @@ def test_a_shortage_that_passes_costs_an_engine_a_moment_only() -> None:
             fail_steps(engines.runners[0], lambda plan: errors.pop() if errors else None)
             assert await answer(client, "a") == TOKENS
             assert are_well(engines)
-            await until(lambda: client._dispatch.reachable() == {"r0"})
+            await until(lambda: client.reachable() == {"r0"})
             assert (await client.health()).state == "healthy"
 
     run_scenario(scenario())

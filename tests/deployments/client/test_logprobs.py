@@ -20,9 +20,9 @@ from tests.deployments.support.in_process_engines import (
     SILENCE,
     ClientAndEngines,
     CountingRunner,
-    fall_silent,
     until,
 )
+from tests.deployments.support.lossy_link import Noted
 from tests.deployments.support.time_limit import run_scenario
 
 PROMPT = list(range(40))
@@ -80,7 +80,7 @@ def test_another_replica_goes_on_with_log_probabilities_where_the_first_was_lost
             stream = await client.generate(request())
             events = [await anext(stream)]
             await until(lambda: stream.journal.num_tokens > 0 or num_steps == 3)
-            fall_silent(engines.replicas[0])
+            engines.fall_silent(0)
             reported = stream.journal.num_prompt_reported
             assert (reported < len(PROMPT)) == (num_steps == 3)
             events += [event async for event in stream]
@@ -94,24 +94,16 @@ def test_lost_scores_are_requested_again() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1, **SMALL_STEPS) as (client, engines):
             engines.runners[0].step_s = 0.01
-            await until(lambda: bool(client._connections) and client._connections["r0"].is_answering)
-            connection = client._connections["r0"]
-            handle = connection._handle
-            dropped: list[Any] = []
-
-            def lossy(message: Any) -> None:
-                has_scores = isinstance(message, messages.Tokens) and message.deltas[0].prompt_logprobs is not None
-                if has_scores and len(dropped) < 2:
-                    dropped.append(message)
-                    return
-                handle(message)
-
-            connection._handle = lossy  # type: ignore[method-assign]
+            engines.links["r0"].to_ingress = scores = Noted(_has_scores, num_lost=2)
             stream = await client.generate(request())
             check([event async for event in stream])
-            assert len(dropped) == 2
+            assert len(scores.messages) > 2
 
     run_scenario(scenario())
+
+
+def _has_scores(message: object) -> bool:
+    return isinstance(message, messages.Tokens) and message.deltas[0].prompt_logprobs is not None
 
 
 def hang_after(runner: CountingRunner, num_steps: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from monitoring.metrics import Metrics
 from tests.deployments.support.api_over_engines import api_over
-from tests.deployments.support.in_process_engines import SILENCE, fall_silent, until
+from tests.deployments.support.in_process_engines import SILENCE, until
 from tests.deployments.support.time_limit import run_scenario
 from tests.support.metric_values import count_of
 
@@ -28,7 +28,7 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error(health: dict[str, Any], o
             runner.step_s = 0.01  # the streams last longer than it takes to lose their replica
             asked = [asyncio.create_task(api.complete(stream=True, max_tokens=480)) for _ in range(3)]
             await until(lambda: replica.engine.scheduler.load(0).num_steps > 10)
-            fall_silent(replica)
+            api.engines.fall_silent(0)
             for answer in await asyncio.gather(*asked):
                 *said, last = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
                 assert said and not any("error" in event for event in said)

@@ -12,8 +12,9 @@ from msgspec import structs
 from deployments.client.outgoing import TURN_TOKENS, sending_cost
 from deployments.client.stream import Stream
 from deployments.wire.messages import CLEARED_TOKENS
-from tests.deployments.support.in_process_engines import ClientAndEngines, fall_silent, request, until
+from tests.deployments.support.in_process_engines import ClientAndEngines, request, until
 from tests.deployments.support.time_limit import run_scenario
+from tests.deployments.support.told_deaths import Deaths
 
 PROMPT_TOKENS = 3600
 COUNT = 60
@@ -41,8 +42,9 @@ def test_what_many_streams_resend_at_once_is_sent_over_many_turns() -> None:
             "max_waiting": COUNT,
             "max_step_tokens": 2**20,
         }
-        async with ClientAndEngines(3, kv_pages=2 * COUNT * PROMPT_TOKENS // 16, **config) as (client, engines):
-            await until(lambda: len(client._dispatch.reachable()) == 3)
+        deaths, kv_pages = Deaths(), 2 * COUNT * PROMPT_TOKENS // 16
+        async with ClientAndEngines(3, watcher=deaths, kv_pages=kv_pages, **config) as (client, engines):
+            await until(lambda: len(client.reachable()) == 3)
             engines.choose = lambda names: names[len(engines.calls) % 2]
             for runner in engines.runners:
                 runner.step_s = 0.01
@@ -53,8 +55,8 @@ def test_what_many_streams_resend_at_once_is_sent_over_many_turns() -> None:
             engines.choose = choose
             next_turn()
             for number in range(2):
-                fall_silent(engines.replicas[number])
-                client._dispatch.lose(f"r{number}", "died", "its process died")
+                engines.fall_silent(number)
+                deaths.tell(f"r{number}")
             engines.runners[2].step_s = 0.0
             assert [await _tokens(stream) for stream in streams] == [list(range(1, NUM_TOKENS + 1))] * COUNT
             assert max(sent.values()) <= TURN_TOKENS + sending_cost(PROMPT_TOKENS)

@@ -13,6 +13,7 @@ import pytest
 from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.config.kv_fetch import KvFetchSettings
+from deployments.wire.messages import Generate
 from engine.loading.load_model import load_model
 from engine.values.sampling_params import SamplingParams
 from router.placer import Placer, PlacerSettings
@@ -22,6 +23,7 @@ from tests.deployments.support.in_process_engines import (
     is_nothing_left,
     until,
 )
+from tests.deployments.support.lossy_link import Noted
 
 SHARED = random.Random(0).choices(range(300), k=96)
 BLOCK = 16
@@ -133,15 +135,18 @@ def test_nothing_is_fetched_from_a_replica_that_died_or_for_nobody(why: str) -> 
                 assert (await ask(client, "p", SHARED))[1] > 0
             else:
                 holder, _ = await shared_at_one(client)
+            kept = Noted(lambda sent: isinstance(sent, Generate) and sent.request_id.startswith("keep-"))
+            engines.links[f"r{1 - holder}"].to_replica = kept
             if why == "died":
-                client._connections[f"r{holder}"].suspect()
+                client.on_answering(f"r{holder}", False)
             stay = {} if why == "last" else {f"r{1 - holder}": engines.fleet.addresses()[f"r{1 - holder}"]}
             engines.fleet.update(stay)
-            await until(lambda: f"r{holder}" not in client._connections)
+            await until(lambda: client.num_synced == len(stay))  # its connection has ended
             if why != "last":
                 await ask(client, "later", list(range(50)))
                 assert num_finished(engines, 1 - holder) == 1
-            assert num_fetched(engines, 1 - holder) == 0 and not client._keeper._tasks
+            assert num_fetched(engines, 1 - holder) == 0 and not kept.messages
+            await until(lambda: is_nothing_left(client, engines))
 
     asyncio.run(scenario())
 

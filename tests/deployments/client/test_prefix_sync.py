@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,7 +12,8 @@ import pytest
 from cache.news.prefix_log import PrefixLog
 from deployments.client.prefix_sync import MAX_ASKED, PrefixSync
 from deployments.client.remote_engines import RemoteEngines
-from deployments.wire.messages import Load
+from deployments.wire.link import DealerLink, OpenLink
+from deployments.wire.messages import Load, NextPart
 from deployments.wire.prefix_feed import PART_BLOCKS
 from deployments.wire.server import WireServer, WireTimings
 from deployments.wire.turn_budget import TURN_BLOCKS
@@ -20,6 +21,7 @@ from router.fleet import Fleet
 from router.placer import Placer, PlacerSettings
 from router.state import RouterState
 from tests.deployments.support.in_process_engines import until
+from tests.deployments.support.lossy_link import LossyLinks, Noted
 from tests.deployments.support.time_limit import run_scenario
 from tests.deployments.support.wire_peer import Requests, address_of, wait_until
 
@@ -60,6 +62,10 @@ class NotingPlacer(Placer):
         self.told.append((self.turn, replica, len(hashes)))
         super().replace(replica, hashes)
 
+    def holders(self, blocks: Sequence[int]) -> Mapping[str, int]:
+        """Return the replicas that hold some of a chain of blocks, and how many of the first ones."""
+        return self._index.match(blocks, 0.0)
+
     def count_turns(self) -> None:
         self.turn += 1
         asyncio.get_running_loop().call_soon(self.count_turns)
@@ -70,7 +76,9 @@ class NotingPlacer(Placer):
 
 
 @asynccontextmanager
-async def replicas(logs: Sequence[PrefixLog]) -> AsyncIterator[tuple[RemoteEngines, NotingPlacer]]:
+async def replicas(
+    logs: Sequence[PrefixLog], open_link: OpenLink = DealerLink
+) -> AsyncIterator[tuple[RemoteEngines, NotingPlacer]]:
     """Yield an ingress that is about to connect to replicas with these caches."""
     servers = []
     for number, log in enumerate(logs):
@@ -87,7 +95,7 @@ async def replicas(logs: Sequence[PrefixLog]) -> AsyncIterator[tuple[RemoteEngin
         servers.append(server)
     fleet = Fleet()
     placer = NotingPlacer(fleet)
-    engines = RemoteEngines(RouterState(fleet, placer), len(logs))
+    engines = RemoteEngines(RouterState(fleet, placer), len(logs), open_link=open_link)
     fleet.update({server.replica: address_of(server) for server in servers})
     try:
         yield engines, placer
@@ -107,17 +115,15 @@ def test_an_ingress_is_ready_with_the_hottest_part_of_each_cache_and_the_rest_fo
         async with replicas(logs) as (engines, placer):
             await engines.start()
             assert await engines.wait_for_prefixes(60)
-            connections = engines._connections.values()
-            assert len(connections) == 5 and not any(connection.is_synced for connection in connections)
+            assert len(engines.reachable()) == 5 and engines.num_synced == 0
             known = {name: blocks for _, name, blocks in placer.told}
             assert known == {f"r{number}": PART_BLOCKS for number in range(5)}
             for number, log in enumerate(logs):
-                found = placer._index.match(log.blocks[:PART_BLOCKS], 0.0)
-                assert found == {f"r{number}": PART_BLOCKS}
+                assert placer.holders(log.blocks[:PART_BLOCKS]) == {f"r{number}": PART_BLOCKS}
                 log.rest.set()
-            await until(lambda: all(connection.is_synced for connection in connections))
+            await until(lambda: engines.num_synced == 5)
             for number, log in enumerate(logs):
-                assert placer._index.match(log.blocks, 0.0) == {f"r{number}": PARTS * PART_BLOCKS}
+                assert placer.holders(log.blocks) == {f"r{number}": PARTS * PART_BLOCKS}
 
     run_scenario(scenario())
 
@@ -128,8 +134,7 @@ def test_one_turn_of_the_event_loop_takes_in_few_blocks_however_many_replicas_ha
         async with replicas(logs) as (engines, placer):
             placer.count_turns()
             await engines.start()
-            connections = engines._connections.values()
-            await until(lambda: all(connection.is_synced for connection in connections))
+            await until(lambda: engines.num_synced == 16)
             placer.told.clear()
             for number, log in enumerate(logs):
                 log.store(range(number * 10**6, number * 10**6 + 3 * PART_BLOCKS))
@@ -151,7 +156,7 @@ def test_parts_are_asked_for_a_few_at_a_time_and_those_of_new_replicas_first() -
             num_asked = len(asked)
             sync.took(replica, is_first=False, is_last=is_last, seconds=0.0)
             assert len(asked) == num_asked  # as long as taking it in has lasted, nothing is asked
-            await until(lambda: sync._pause is None)
+            await asyncio.sleep(0.001)  # a timer after that of the pause
 
         for replica in "abc":
             sync.begin(replica)
@@ -172,21 +177,17 @@ def test_parts_are_asked_for_a_few_at_a_time_and_those_of_new_replicas_first() -
     run_scenario(scenario())
 
 
-def test_a_part_that_is_lost_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_whose_request_is_lost_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.wire.connection.RESYNC_S", 0.2)
 
     async def scenario() -> None:
-        log = Held(1)
-        async with replicas([log]) as (engines, placer):
+        log, links = Held(1), LossyLinks()
+        links["r0"].to_replica = requests = Noted(lambda message: isinstance(message, NextPart), num_lost=1)
+        async with replicas([log], links.open) as (engines, placer):
+            log.rest.set()
             await engines.start()
-            assert await engines.wait_for_prefixes(60)
-            connection = engines._connections["r0"]
-            lost: list[object] = []
-            with monkeypatch.context() as patch:
-                patch.setattr(connection, "_take_prefixes", lost.append)
-                log.rest.set()
-                await until(lambda: bool(lost))
-            await until(lambda: connection.is_synced)
-            assert placer._index.match(log.blocks, 0.0) == {"r0": PARTS * PART_BLOCKS}
+            await until(lambda: engines.num_synced == 1)
+            assert len(requests.messages) > 1
+            assert placer.holders(log.blocks) == {"r0": PARTS * PART_BLOCKS}
 
     run_scenario(scenario())

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,6 @@ from msgspec import structs
 from deployments.client.attempt import ClientTimings
 from deployments.client.protocol import GenerateRequest, Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.client.remote_engines import RemoteEngines
-from deployments.client.replica_watch import ReplicaDied
 from deployments.client.stream import Stream
 from deployments.replica.deployment import EngineReplica
 from deployments.replica.intake import Refusal
@@ -23,19 +23,22 @@ from deployments.wire import messages
 from deployments.wire.deadlines.deadline import watch_of
 from engine.base.awake_clock import STILL_S, AwakeClock
 from engine.grammar.spec import Grammar
+from engine.settings.config import EngineConfig
 from router.state import RouterState
 from tests.deployments.support.in_process_engines import (
     SILENCE,
     TIMINGS,
     ChosenPlacer,
     ClientAndEngines,
+    CountingRunner,
     InProcessEngines,
-    fall_silent,
     request,
     router_like,
     until,
 )
+from tests.deployments.support.lossy_link import Lost, Noted, lose
 from tests.deployments.support.time_limit import run_scenario
+from tests.deployments.support.told_deaths import Deaths
 
 
 async def tokens_of(stream: Stream) -> list[int]:
@@ -175,8 +178,7 @@ def test_a_replica_that_falls_silent_before_the_first_token_is_replaced_unnotice
         async with ClientAndEngines(2, health=SILENCE) as (client, engines):
             engines.runners[0].gate.clear()
             stream = await client.generate(request("a", max_tokens=5))
-            await until(lambda: client._connections["r0"].is_answering)
-            fall_silent(engines.replicas[0])
+            engines.fall_silent(0)
             assert await tokens_of(stream) == [1, 2, 3, 4, 5]
             assert engines.calls == ["r0", "r1"]
             assert stream.replica == "r1"
@@ -189,7 +191,7 @@ def test_a_replica_that_falls_silent_before_it_accepts_is_replaced_unnoticed() -
     async def scenario() -> None:
         async with ClientAndEngines(2, health=SILENCE) as (client, engines):
             await _connected(client)
-            fall_silent(engines.replicas[0])
+            engines.fall_silent(0)
             streams = await asyncio.gather(*(client.generate(request(f"s{n}", max_tokens=5)) for n in range(3)))
             for stream in streams:
                 assert await tokens_of(stream) == [1, 2, 3, 4, 5]
@@ -200,25 +202,16 @@ def test_a_replica_that_falls_silent_before_it_accepts_is_replaced_unnoticed() -
 
 
 def test_a_replica_whose_process_died_is_given_up_at_once_whether_it_accepted_or_not() -> None:
-    class Deaths:
-        """Tells of r0's death when `die` is set."""
-
-        die = asyncio.Event()
-
-        async def watch(self, replica: str, ingress_id: str) -> None:
-            await (self.die if replica == "r0" else asyncio.Event()).wait()
-            raise ReplicaDied("its process died")
-
     async def scenario() -> None:
         deaths = Deaths()
         async with ClientAndEngines(2, watcher=deaths, health={"lost_after_s": 600}) as (client, engines):
             engines.runners[0].step_s = 0.02
             begun = await client.generate(request("a", max_tokens=60))
             await anext(begun)
-            fall_silent(engines.replicas[0])
+            engines.fall_silent(0)
             unanswered = asyncio.create_task(client.generate(request("b", max_tokens=5)))
             await until(lambda: bool(list(client.unanswered("r0"))))
-            deaths.die.set()
+            deaths.tell("r0")
             assert await tokens_of(await unanswered) == [1, 2, 3, 4, 5]
             await tokens_of(begun)
             assert (begun.replica, [m.reason for m in begun.timeline.migrations]) == ("r1", ["died"])
@@ -232,7 +225,7 @@ def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> Non
             engines.runners[0].step_s = 0.02
             streams = [await client.generate(request(f"s{n}", max_tokens=60)) for n in range(5)]
             begun = [await anext(stream) for stream in streams]
-            fall_silent(engines.replicas[0])
+            engines.fall_silent(0)
             for first, stream in zip(begun, streams, strict=True):
                 events = [first, *[event async for event in stream]]
                 assert [token for event in events for token in event.token_ids] == list(range(1, 61))
@@ -250,7 +243,7 @@ def test_the_migrations_of_a_stream_are_limited() -> None:
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=200))
             await anext(stream)
-            fall_silent(engines.replicas[0])
+            engines.fall_silent(0)
             with pytest.raises(ReplicaLost):
                 await tokens_of(stream)
             assert engines.calls == ["r0"]
@@ -264,7 +257,7 @@ def test_when_no_replica_is_left_the_stream_ends_with_a_reason() -> None:
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=200))
             await anext(stream)
-            fall_silent(engines.replicas[0])
+            engines.fall_silent(0)
             with pytest.raises(ReplicaLost):
                 await tokens_of(stream)
             assert (await client.health()).state == "unhealthy"
@@ -278,9 +271,9 @@ def test_a_stream_goes_on_at_the_replica_that_comes_back() -> None:
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=40))
             await anext(stream)
-            speak = fall_silent(engines.replicas[0])
+            engines.fall_silent(0)
             await until(lambda: engines.fleet.lost() == {"r0"})
-            speak()
+            engines.speak(0)
             assert await tokens_of(stream) == list(range(2, 41))
             assert engines.calls == ["r0", "r0"]
 
@@ -299,7 +292,7 @@ def test_a_broken_stream_waits_for_room_instead_of_being_refused() -> None:
                 engines.choose = lambda names: names[-1]
                 others.append(await client.generate(request(f"b{number}", max_tokens=3)))
                 await asyncio.sleep(0.05)
-            fall_silent(engines.replicas[0])
+            engines.fall_silent(0)
             await until(lambda: engines.calls.count("r1") >= 5)
             engines.runners[1].gate.set()
             assert await tokens_of(stream) == list(range(2, 61))
@@ -316,9 +309,9 @@ def test_a_stream_that_loses_one_replica_after_the_other_goes_on() -> None:
                 runner.step_s = 0.02
             stream = await client.generate(request("a", max_tokens=120))
             await anext(stream)
-            fall_silent(engines.replicas[0])
+            engines.fall_silent(0)
             await until(lambda: stream.replica == "r1" and stream.journal.num_tokens > 30)
-            fall_silent(engines.replicas[1])
+            engines.fall_silent(1)
             assert await tokens_of(stream) == list(range(2, 121))
             assert engines.calls == ["r0", "r1", "r2"]
 
@@ -370,14 +363,13 @@ def test_hedging_stays_within_its_budget() -> None:
     run_scenario(scenario())
 
 
-def test_a_replica_that_cannot_take_a_request_is_a_lost_replica() -> None:
+def test_a_replica_that_cannot_take_a_request_is_a_lost_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, engines):
-
-            def explode(*_: object) -> None:
-                raise RuntimeError("a defect")
-
-            engines.replicas[0].intake.on_generate = explode  # type: ignore[assignment,method-assign]
+            monkeypatch.setattr(engines.replicas[0].engine, "new_request", explode)
             with pytest.raises(Unavailable, match="could not take the request"):
                 await client.generate(request("a"))
             assert len(engines.calls) == 3  # two retries
@@ -418,21 +410,14 @@ def test_lost_tokens_are_requested_again() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, engines):
             engines.runners[0].step_s = 0.01
-            connection = await _connected(client)
-            handle = connection._handle
-            dropped: list[Any] = []
-
-            def lossy(message: Any) -> None:
-                if getattr(message, "deltas", None) and len(dropped) < 3 and message.deltas[0].start in (5, 6, 9):
-                    dropped.append(message)
-                    return
-                handle(message)
-
-            connection._handle = lossy
+            lossy = Noted(
+                lambda message: _has_tokens(message) and message.deltas[0].start in (5, 6, 9), num_lost=3
+            )
+            engines.links["r0"].to_ingress = lossy
             stream = await client.generate(request("a", max_tokens=30))
             assert await tokens_of(stream) == list(range(1, 31))
-            assert dropped
-            assert connection.counts["gaps"] >= 1
+            assert lossy.messages
+            assert client.wire_counts()["gaps"] >= 1
 
     run_scenario(scenario())
 
@@ -457,23 +442,14 @@ def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas
 
 def test_a_lost_delta_is_replaced_by_a_snapshot() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(1) as (client, _):
-            connection = await _connected(client)
-            await until(lambda: connection.is_synced)
-            handle = connection._handle
-            dropped: list[Any] = []
-
-            def lossy(message: Any) -> None:
-                if isinstance(message, messages.PrefixDelta) and not dropped:
-                    dropped.append(message)
-                    return
-                handle(message)
-
-            connection._handle = lossy
+        async with ClientAndEngines(1) as (client, engines):
+            await until(lambda: client.num_synced == 1)
+            lossy = Noted(lambda message: isinstance(message, messages.PrefixDelta), num_lost=1)
+            engines.links["r0"].to_ingress = lossy
             await tokens_of(await client.generate(request("a", max_tokens=2, prompt_len=64)))
-            await until(lambda: bool(dropped))
+            await until(lambda: bool(lossy.messages))
             await until(lambda: client.placer.uncached_tokens(request("b", prompt_len=64)) == 1)
-            assert connection.counts["gaps"] >= 1
+            assert client.wire_counts()["gaps"] >= 1
 
     run_scenario(scenario())
 
@@ -481,20 +457,20 @@ def test_a_lost_delta_is_replaced_by_a_snapshot() -> None:
 def test_the_index_lags_while_a_replica_is_silent_and_while_its_deltas_cannot_be_applied() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1, health=SILENCE) as (client, engines):
-            connection = await _connected(client)
-            await until(lambda: connection.is_synced)
+            await until(lambda: client.num_synced == 1)
             await until(lambda: client.index_lag() < 1.0)  # heartbeats, though nothing changes
-            connection._handle = lambda message: None  # messages stop, but it counts as connected
+            path = engines.links["r0"]
+            path.to_ingress = silent = Lost(lambda _: True)  # messages stop, but it counts as connected
             before = client.index_lag()
             await asyncio.sleep(0.05)
             assert client.index_lag() >= before + 0.05
-            del connection._handle
+            await until(lambda: bool(silent.messages))
             # Messages arrive, but some were lost and the snapshot that replaces them has not arrived yet.
-            take, connection._take_prefixes = connection._take_prefixes, lambda message: None
-            last_at, before = connection.last_message_at, client.index_lag()
-            await until(lambda: connection.last_message_at != last_at)
+            path.to_ingress = snapshots = Lost(lambda message: isinstance(message, messages.PrefixSnapshot))
+            before = client.index_lag()
+            await until(lambda: bool(snapshots.messages))
             assert client.index_lag() > before
-            connection._take_prefixes = take
+            path.to_ingress = None
             await until(lambda: client.index_lag() < before)
             engines.fleet.update({})
             await until(lambda: client.index_lag() == 0.0)
@@ -502,20 +478,50 @@ def test_the_index_lags_while_a_replica_is_silent_and_while_its_deltas_cannot_be
     run_scenario(scenario())
 
 
+def test_a_lost_welcome_is_asked_for_again() -> None:
+    """After it a replica counts its messages from 0, and reports no change of its cache until it is asked to."""
+
+    async def scenario() -> None:
+        async with ClientAndEngines(1) as (client, engines):
+            await until(lambda: client.num_synced == 1)
+            path = engines.links["r0"]
+
+            def lose_until_after_a_welcome(message: messages.ToIngress) -> Iterable[messages.ToIngress]:
+                if isinstance(message, messages.Welcome):
+                    path.to_ingress = None
+                return ()
+
+            path.to_ingress = lose_until_after_a_welcome
+            await until(lambda: path.to_ingress is None)
+            other = RemoteEngines(router_like(engines), 1, timings=TIMINGS)
+            try:
+                await other.start()
+                await tokens_of(await other.generate(request("a", max_tokens=2, prompt_len=64)))
+                await until(lambda: client.placer.uncached_tokens(request("b", prompt_len=64)) == 1, timeout=20)
+            finally:
+                await other.aclose()
+
+    run_scenario(scenario())
+
+
 def test_messages_sent_twice_or_in_another_epoch_are_dropped_and_counted() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(1) as (client, _):
-            connection = await _connected(client)
-            await until(lambda: connection.is_synced)
+        async with ClientAndEngines(1) as (client, engines):
+            await until(lambda: client.num_synced == 1)
             poisoned = [1, 2, 3]
-            old = messages.PrefixDelta(connection._epoch, 0, messages.pack_hashes(poisoned), b"")
-            connection._handle(old)
-            connection._handle(
-                messages.PrefixDelta(connection._epoch + 1, 10**9, messages.pack_hashes(poisoned), b"")
-            )
-            assert (connection.counts["replayed"], connection.counts["epoch"]) == (1, 1)
-            assert client.placer._index.match(poisoned, 0.0) == {}
-            assert client.wire_counts()["replayed"] == 1
+            inserted: list[messages.PrefixDelta] = []
+
+            def insert(message: messages.Heartbeat) -> Iterable[messages.ToIngress]:
+                engines.links["r0"].to_ingress = None
+                for epoch, seq in ((message.epoch, 0), (message.epoch + 1, 10**9)):
+                    inserted.append(messages.PrefixDelta(epoch, seq, messages.pack_hashes(poisoned), b""))
+                return (*inserted, message)
+
+            engines.links["r0"].to_ingress = insert
+            await until(lambda: client.wire_counts()["epoch"] == 1)
+            assert (client.wire_counts()["replayed"], len(inserted)) == (1, 2)
+            known = structs.replace(request("a", prompt_len=64), block_hashes=poisoned)
+            assert client.placer.uncached_tokens(known) == 64
 
     run_scenario(scenario())
 
@@ -523,9 +529,12 @@ def test_messages_sent_twice_or_in_another_epoch_are_dropped_and_counted() -> No
 @pytest.mark.parametrize("what", ["epoch", "model"])
 def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(1) as (client, engines):
-            if what == "model":
-                engines.replicas[0].wire._model = "another"
+        def load(config: EngineConfig) -> CountingRunner:
+            runner = CountingRunner(config.kv_pages or 0)
+            runner.fingerprint = "another" if what == "model" else ""
+            return runner
+
+        async with ClientAndEngines(1, load=load) as (client, engines):
             router = router_like(engines, epoch_shift=1 if what == "epoch" else 0)
             other = RemoteEngines(router, 1, timings=TIMINGS, model="mine")
             try:
@@ -585,24 +594,30 @@ def test_of_two_ingresses_that_race_for_the_last_place_one_gets_it() -> None:
 
 
 def test_a_request_or_its_answer_that_is_lost_is_sent_again_and_runs_once() -> None:
-    """Until the connection is made anew all requests are lost, or all answers."""
+    """No message arrives from the replica, nor perhaps at it, until it welcomes the ingress again. Nothing is sent
+    again because it was not answered in time.
+    """
 
     async def scenario(is_request: bool) -> None:
-        async with ClientAndEngines(1) as (client, engines):
-            connection = await _connected(client)
-            send, speak = connection._send, lambda: None
+        async with ClientAndEngines(1, timings=replace(TIMINGS, repeat_s=600.0)) as (client, engines):
+            await _connected(client)
+            engines.fall_silent(0)
             if is_request:
-                connection._send = lambda message: True
-            else:
-                speak = fall_silent(engines.replicas[0], seems_sent=True)
+                engines.links["r0"].to_replica = lose
             asked = asyncio.create_task(client.generate(request("a", max_tokens=5)))
             if is_request:
                 await until(lambda: bool(list(client.unanswered("r0"))))
             else:
                 await until(lambda: engines.replicas[0].engine.loop.load().num_finished == 1)
-            connection._send = send
-            speak()
-            connection.hello()
+
+            def lose_until_welcome(message: messages.ToIngress) -> Iterable[messages.ToIngress]:
+                if not isinstance(message, messages.Welcome):
+                    return ()
+                engines.speak(0)
+                return (message,)
+
+            engines.links["r0"].to_replica = None
+            engines.links["r0"].to_ingress = lose_until_welcome
             assert await tokens_of(await asked) == [1, 2, 3, 4, 5]
             assert engines.replicas[0].engine.loop.load().num_finished == 1
             assert engines.calls == ["r0"]
@@ -615,36 +630,25 @@ def test_no_request_is_sent_again_because_this_process_stood_still() -> None:
     """All prompts at once would be. The clock for deadlines is the test's."""
 
     async def scenario() -> None:
-        paused_s, num_ticks = 0.0, 0
+        paused_s = 0.0
         watch = watch_of(asyncio.get_running_loop())
         watch.now = AwakeClock(lambda: watch.loop.time() + paused_s).now
 
         async def pass_time(seconds: float) -> None:
             nonlocal paused_s
-            paused_s, seen = paused_s + seconds, num_ticks
-            await until(lambda: num_ticks >= seen + 3)
+            paused_s += seconds
+            await asyncio.sleep(4 * TIMINGS.tick_s)  # a tick is due before this timer
 
-        async with ClientAndEngines(1, timings=replace(TIMINGS, accept_s=600.0, repeat_s=20.0)) as (client, _):
-            connection, sent = await _connected(client), list[Any]()
-            tick, send = connection.tick, connection._send
-
-            def counted_tick() -> None:
-                nonlocal num_ticks
-                num_ticks += 1
-                tick()
-
-            def lossy_send(message: Any) -> bool:
-                if isinstance(message, messages.Generate):
-                    sent.append(message)
-                    return len(sent) == 1 or bool(send(message))
-                return bool(send(message))
-
-            connection.tick, connection._send = counted_tick, lossy_send
+        timings = replace(TIMINGS, accept_s=600.0, repeat_s=20.0)
+        async with ClientAndEngines(1, timings=timings) as (client, engines):
+            await _connected(client)
+            sent = Noted(lambda message: isinstance(message, messages.Generate), num_lost=1)
+            engines.links["r0"].to_replica = sent
             asked = asyncio.create_task(client.generate(request("a", max_tokens=5)))
-            await until(lambda: bool(sent))
+            await until(lambda: bool(sent.messages))
             await pass_time(3600.0)
-            assert len(sent) == 1
-            while len(sent) == 1:
+            assert len(sent.messages) == 1
+            while len(sent.messages) == 1:
                 await pass_time(STILL_S)
             assert paused_s > 3610.0
             assert await tokens_of(await asked) == [1, 2, 3, 4, 5]
@@ -658,45 +662,29 @@ def test_a_message_to_a_replica_that_a_broken_connection_lost_is_made_up_for(kin
 
     async def scenario() -> None:
         async with ClientAndEngines(1, timings=replace(TIMINGS, repeat_s=0.1)) as (client, engines):
-            connection, lost = await _connected(client), list[Any]()
-            send, handle = connection._send, connection._handle
-
-            def lossy_send(message: Any) -> bool:
-                if isinstance(message, kind) and not lost:
-                    lost.append(message)
-                    return True
-                return bool(send(message))
-
-            def lossy_handle(message: Any) -> None:
-                is_last = any(delta.finish_reason for delta in getattr(message, "deltas", ()))
-                if kind is not messages.Resume or not _has_tokens(message) or is_last:
-                    handle(message)
-
-            connection._send, connection._handle = lossy_send, lossy_handle
+            await _connected(client)
+            engines.links["r0"].to_replica = sent = Noted(lambda message: isinstance(message, kind), num_lost=1)
+            if kind is messages.Resume:
+                engines.links["r0"].to_ingress = Lost(
+                    lambda message: _has_tokens(message) and not _is_end(message)
+                )
             if kind is messages.Abort:
-                aborted, abort = list[str](), engines.replicas[0].intake.on_abort
-
-                def noted(request_id: str) -> None:
-                    aborted.append(request_id)
-                    abort(request_id)
-
-                engines.replicas[0].intake.on_abort = noted  # type: ignore[method-assign]
                 engines.runners[0].step_s = 0.1
                 stream = await client.generate(request("a", max_tokens=200))
                 await anext(stream)
                 await stream.aclose()
                 await until(lambda: _is_idle(engines.replicas[0]))
-                assert aborted
+                assert len(sent.messages) > 1
             else:
                 asked = request("a", max_tokens=30)
                 assert await tokens_of(await client.generate(asked)) == list(range(1, 31))
-            assert lost
+            assert sent.messages
 
     run_scenario(scenario())
 
 
 def test_a_request_that_is_larger_than_a_message_may_be_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.wire.connection.MAX_REQUEST_BYTES", 1000)
+    monkeypatch.setattr("deployments.wire.link.MAX_REQUEST_BYTES", 1000)
 
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, engines):
@@ -755,13 +743,16 @@ def test_a_request_that_no_engine_accepts_in_time_is_given_up_at_both_ends() -> 
     run_scenario(scenario())
 
 
-async def _connected(client: Any) -> Any:
-    await until(lambda: any(c.is_answering for c in client._connections.values()))
-    return next(iter(client._connections.values()))
+async def _connected(client: RemoteEngines) -> None:
+    await until(lambda: client.expects_engines)  # one has answered
 
 
 def _has_tokens(message: Any) -> bool:
     return any(delta.token_ids for delta in getattr(message, "deltas", ()))
+
+
+def _is_end(message: Any) -> bool:
+    return any(delta.finish_reason for delta in getattr(message, "deltas", ()))
 
 
 def _num_running(replica: Any) -> int:
@@ -794,7 +785,7 @@ def test_what_waits_in_an_ingress_is_told_to_one_replica_and_to_another_when_tha
             await _reports(engines, {"r0": 7, "r1": 0, "r2": 0})
             client.report_backlog(lambda role: messages.Backlog(5, 5000))
             await _reports(engines, {"r0": 5, "r1": 0, "r2": 0})
-            fall_silent(engines.replicas[0])
+            engines.fall_silent(0)
             await _reports(engines, {"r0": 0, "r1": 5, "r2": 0})  # the first has not heard of it for too long
             engines.stopping.add("r1")  # the autoscaler does not hear those that are being stopped
             await _reports(engines, {"r0": 0, "r1": 0, "r2": 5})

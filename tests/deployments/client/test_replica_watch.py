@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import pytest
 from ray.exceptions import ActorUnavailableError
@@ -13,7 +12,7 @@ from ray.exceptions import ActorUnavailableError
 from deployments.client import replica_watch
 from deployments.client.replica_watch import ReplicaDied, Watch
 from deployments.wire.connection import WireConnection
-from deployments.wire.messages import Generate
+from deployments.wire.messages import Generate, ToIngress, Welcome
 from tests.deployments.support.in_process_engines import ClientAndEngines, request, until
 from tests.deployments.support.time_limit import run_scenario
 
@@ -165,25 +164,21 @@ def test_only_an_answer_brings_a_replica_back_whose_death_was_told() -> None:
     async def scenario() -> None:
         watcher = ScriptedWatcher(ReplicaDied("gone"))
         async with ClientAndEngines(2, watcher=watcher) as (client, engines):
-            connections = client._dispatch.connections
-            await until(lambda: [c.is_answering for c in connections.values()] == [True, True])
-            greet = engines.replicas[0].wire._greet
-            engines.replicas[0].wire._greet = lambda *_: None  # type: ignore[method-assign]
+            await until(lambda: client.num_synced == 2)
+            num_heard = 0
+
+            def lose_welcomes(message: ToIngress) -> Iterable[ToIngress]:
+                nonlocal num_heard
+                num_heard += not isinstance(message, Welcome)
+                return () if isinstance(message, Welcome) else (message,)
+
+            engines.links["r0"].to_ingress = lose_welcomes
             watcher.go.set()
-            await until(lambda: client._dispatch.reachable() == {"r1"})
-            sender = engines.replicas[0].wire._sender
-            num_sent = 0
-            post = sender.post
-
-            def counted(*message: Any) -> bool:
-                nonlocal num_sent
-                num_sent += 1
-                return post(*message)
-
-            sender.post = counted  # type: ignore[method-assign,assignment]
-            await until(lambda: num_sent > 5)
-            assert client._dispatch.reachable() == {"r1"}
-            engines.replicas[0].wire._greet = greet  # type: ignore[method-assign]
-            await until(lambda: client._dispatch.reachable() == {"r0", "r1"})
+            await until(lambda: client.reachable() == {"r1"})
+            num_heard = 0
+            await until(lambda: num_heard > 5)
+            assert client.reachable() == {"r1"}
+            engines.speak(0)
+            await until(lambda: client.reachable() == {"r0", "r1"})
 
     run_scenario(scenario())

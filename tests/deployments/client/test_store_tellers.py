@@ -11,7 +11,7 @@ from cache.news.prefix_log import PrefixLog
 from cache.news.store_log import StoreLog
 from deployments.client.remote_engines import RemoteEngines
 from deployments.config.settings import HealthSettings
-from deployments.wire.messages import Load
+from deployments.wire.messages import Load, NextPart, Resync, ToReplica
 from deployments.wire.prefix_feed import PART_BLOCKS
 from deployments.wire.server import WireServer, WireTimings
 from router.addresses import store_name
@@ -19,6 +19,7 @@ from router.fleet import Fleet
 from router.placer import Placer, PlacerSettings
 from router.state import RouterState
 from tests.deployments.support.in_process_engines import until
+from tests.deployments.support.lossy_link import LossyLinks, Noted
 from tests.deployments.support.time_limit import run_scenario
 from tests.deployments.support.wire_peer import Requests, address_of
 
@@ -45,8 +46,16 @@ class ToldPlacer(Placer):
         self.told[replica] += len(hashes)
         super().extend(replica, hashes)
 
+    def known(self) -> list[str]:
+        """Return the replicas and stores that the index knows."""
+        return self._index.replicas
+
     def reaches(self, num_blocks: int) -> bool:
         return self._index.reach(STORE, CHAIN, 0) == num_blocks
+
+
+def _is_about_the_store(message: ToReplica) -> bool:
+    return isinstance(message, Resync | NextPart) and message.is_store
 
 
 def sharing(names: str, stores: Sequence[StoreLog]) -> dict[str, WireServer]:
@@ -70,32 +79,35 @@ def test_one_of_those_who_share_files_tells_and_another_when_it_is_gone() -> Non
         fleet = Fleet()
         placer = ToldPlacer(fleet)
         health = HealthSettings(lost_after_s=0.6)
-        engines = RemoteEngines(RouterState(fleet, placer), 3, health=health)
+        links = LossyLinks()
+        asked = {name: Noted(_is_about_the_store) for name in servers}
+        for name, noted in asked.items():
+            links[name].to_replica = noted
+        engines = RemoteEngines(RouterState(fleet, placer), 3, health=health, open_link=links.open)
         addresses = {name: replace(address_of(server), store=STORE) for name, server in servers.items()}
         fleet.update(addresses)
         try:
             await engines.start()
             await until(lambda: placer.reaches(len(CHAIN) - 50))
-            await until(lambda: all(connection.is_synced for connection in engines._connections.values()))
+            await until(lambda: engines.num_synced == 3)
             assert placer.told == {STORE: len(CHAIN) - 50, "a": 1, "b": 1, "c": 1}
             for store in stores:  # one writes, the others see it
                 store.store(CHAIN[-50:])
             await until(lambda: placer.reaches(len(CHAIN)))
             assert placer.told[STORE] == len(CHAIN)
 
-            first = engines._tellers.of(STORE)
+            [first] = [name for name, noted in asked.items() if noted.messages]
             await asyncio.to_thread(servers.pop(first).close)
             for store in stores:
                 store.evict(CHAIN[100:])
             await until(lambda: placer.reaches(100))
-            assert engines._tellers.of(STORE) != first
-            second = engines._tellers.of(STORE)
+            [second] = [name for name, noted in asked.items() if noted.messages and name != first]
             fleet.update({name: addresses[name] for name in servers if name != second})
             for store in stores:
                 store.evict(CHAIN[50:100])
             await until(lambda: placer.reaches(50))
             fleet.update({})
-            await until(lambda: placer._index.replicas == [])
+            await until(lambda: placer.known() == [])
             assert placer.reaches(0)
         finally:
             await engines.aclose()

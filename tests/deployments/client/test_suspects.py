@@ -22,12 +22,12 @@ from tests.deployments.support.in_process_engines import (
     ClientAndEngines,
     CountingRunner,
     InProcessEngines,
-    fall_silent,
     request,
     router_like,
     until,
 )
 from tests.deployments.support.time_limit import run_scenario
+from tests.deployments.support.told_deaths import Deaths
 from tests.support.metric_values import count_of
 
 ENOUGH = 40
@@ -94,22 +94,17 @@ def _runs_at(stream: Stream, replica: str) -> bool:
 
 
 def _has_accepted_poison(client: RemoteEngines, replica: str) -> bool:
-    attempts = client._dispatch.sent_to(replica)
-    return any(attempt.wire_id.startswith("poison") and attempt.replica == replica for attempt in attempts)
+    return any(wire_id.startswith("poison") for wire_id in client.received(replica))
 
 
-def _is_draining(client: RemoteEngines, replica: str) -> bool:
-    return client._dispatch.connections[replica].load.is_draining
-
-
-def die(client: RemoteEngines, engines: InProcessEngines, number: int) -> None:
+def die(deaths: Deaths, engines: InProcessEngines, number: int) -> None:
     """End the process of a replica, for its client."""
-    fall_silent(engines.replicas[number])
-    client._dispatch.lose(f"r{number}", "died", "its process died")
+    engines.fall_silent(number)
+    deaths.tell(f"r{number}")
 
 
 async def ready(client: RemoteEngines, count: int) -> None:
-    await until(lambda: len(client._dispatch.reachable()) == count)
+    await until(lambda: len(client.reachable()) == count)
 
 
 def slowed(engines: InProcessEngines, step_s: float = 0.005) -> None:
@@ -161,7 +156,8 @@ def test_a_request_whose_engines_vanish_without_an_error_costs_three(at_token: i
     """As with a crash in native code. Two replicas that vanish would prove nothing: see the next test."""
 
     async def scenario() -> None:
-        async with ClientAndEngines(5, kv_pages=400) as (client, engines):
+        deaths = Deaths()
+        async with ClientAndEngines(5, watcher=deaths, kv_pages=400) as (client, engines):
             await ready(client, 5)
             slowed(engines)
             others = await begin(client, "a", "b", "c")
@@ -169,7 +165,7 @@ def test_a_request_whose_engines_vanish_without_an_error_costs_three(at_token: i
 
             async def vanish(number: int) -> None:
                 await until(lambda: _has_accepted_poison(client, f"r{number}"))
-                die(client, engines, number)
+                die(deaths, engines, number)
 
             def act(number: int, plan: StepPlan) -> None:
                 if _has_poison(plan, at_token) and number not in vanished:
@@ -192,16 +188,17 @@ def test_replicas_that_vanish_together_are_nobodys_fault() -> None:
 
     async def scenario() -> None:
         metrics = Metrics("m", "ingress", "ingress")
-        async with ClientAndEngines(3, metrics=metrics, kv_pages=400) as (client, engines):
+        deaths = Deaths()
+        async with ClientAndEngines(3, metrics=metrics, watcher=deaths, kv_pages=400) as (client, engines):
             await ready(client, 3)
             slowed(engines)
             [stream] = await begin(client, "a")
             await anext(stream)
             engines.choose = lambda names: "r1" if "r1" in names else names[-1]
             engines.runners[1].gate.clear()  # so that its trial lasts
-            die(client, engines, 0)
+            die(deaths, engines, 0)
             await until(partial(_runs_at, stream, "r1"))
-            die(client, engines, 1)
+            die(deaths, engines, 1)
             assert await ended(stream) == TOKENS
             assert stream.replica == "r2"
             assert count_of(metrics, "suspects_total", outcome="cleared") == 1
@@ -236,7 +233,8 @@ def test_a_bystander_at_the_trial_migrates_unsuspected() -> None:
 
 def test_suspects_take_turns_where_only_one_replica_is_left() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(2, kv_pages=400) as (client, engines):
+        deaths = Deaths()
+        async with ClientAndEngines(2, watcher=deaths, kv_pages=400) as (client, engines):
             await ready(client, 2)
             slowed(engines)
             steps: dict[str, int] = {}
@@ -251,7 +249,7 @@ def test_suspects_take_turns_where_only_one_replica_is_left() -> None:
             _before_steps(engines.runners[1], count)
             engines.runners[0].gate.clear()
             streams = await begin(client, *(f"s{n}" for n in range(6)))
-            die(client, engines, 0)
+            die(deaths, engines, 0)
             assert [await ended(stream) for stream in streams] == [TOKENS] * 6
             assert (most_at_once, len(steps)) == (1, 6)
 
@@ -260,8 +258,8 @@ def test_suspects_take_turns_where_only_one_replica_is_left() -> None:
 
 def test_what_had_run_on_where_its_replica_died_waits_for_no_turn() -> None:
     async def scenario() -> None:
-        metrics = Metrics("m", "ingress", "ingress")
-        async with ClientAndEngines(2, metrics=metrics, kv_pages=400) as (client, engines):
+        metrics, deaths = Metrics("m", "ingress", "ingress"), Deaths()
+        async with ClientAndEngines(2, metrics=metrics, watcher=deaths, kv_pages=400) as (client, engines):
             await ready(client, 2)
             first, second = engines.runners
 
@@ -276,9 +274,9 @@ def test_what_had_run_on_where_its_replica_died_waits_for_no_turn() -> None:
             first.gate.set()
             for stream in streams:
                 await until(partial(_has_tokens, stream, CLEARED_TOKENS))
-            die(client, engines, 0)
+            die(deaths, engines, 0)
             # None of them has a token there, and still all are there.
-            await until(lambda: len(client._dispatch.sent_to("r1")) == 6)
+            await until(lambda: engines.fleet.loads()["r1"] == 6)
             second.gate.set()
             assert [await ended(stream) for stream in streams] == [TOKENS] * 6
             assert count_of(metrics, "suspects_total", outcome="cleared") == 6
@@ -288,16 +286,16 @@ def test_what_had_run_on_where_its_replica_died_waits_for_no_turn() -> None:
 
 def test_suspects_whose_turn_does_not_come_in_time_go_on_beside_each_other() -> None:
     async def scenario() -> None:
-        health = {"migration_wait_s": 2.0}
-        async with ClientAndEngines(2, health=health, kv_pages=400) as (client, engines):
+        health, deaths = {"migration_wait_s": 2.0}, Deaths()
+        async with ClientAndEngines(2, health=health, watcher=deaths, kv_pages=400) as (client, engines):
             await ready(client, 2)
             slowed(engines, 0.02)
             streams = await begin(client, *(f"s{n}" for n in range(6)))
             await asyncio.gather(*(anext(stream) for stream in streams))
             engines.runners[1].step_s = 0.5  # whoever comes first is not cleared in time
-            die(client, engines, 0)
+            die(deaths, engines, 0)
             await until(lambda: engines.calls.count("r1") == 6)
-            client._dispatch.lose("r1", "failed", "its engine ended")  # which proves nothing about any of them
+            engines.replicas[1].wire.fail_all("its engine ended")  # which proves nothing about any of them
             engines.runners[1].step_s = 0.005
             assert [await ended(stream) for stream in streams] == [TOKENS] * 6
 
@@ -306,14 +304,15 @@ def test_suspects_whose_turn_does_not_come_in_time_go_on_beside_each_other() -> 
 
 def test_replicas_killed_in_turn_under_a_stream_that_runs_on_are_not_its_fault() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(4, kv_pages=400) as (client, engines):
+        deaths = Deaths()
+        async with ClientAndEngines(4, watcher=deaths, kv_pages=400) as (client, engines):
             await ready(client, 4)
             slowed(engines)
             [stream] = await begin(client, "a")
             for number in range(3):
                 await until(partial(_runs_at, stream, f"r{number}"))
                 await until(partial(_has_tokens, stream, stream.journal.num_tokens + CLEARED_TOKENS + 1))
-                die(client, engines, number)
+                die(deaths, engines, number)
             assert await ended(stream) == TOKENS
             assert len(stream.timeline.migrations) == 3
 
@@ -323,8 +322,8 @@ def test_replicas_killed_in_turn_under_a_stream_that_runs_on_are_not_its_fault()
 @pytest.mark.parametrize("how", ["silent", "draining"])
 def test_a_replica_that_was_silent_or_being_stopped_proves_nothing(how: str) -> None:
     async def scenario() -> None:
-        metrics = Metrics("m", "ingress", "ingress")
-        async with ClientAndEngines(3, metrics=metrics, kv_pages=400) as (client, engines):
+        metrics, deaths = Metrics("m", "ingress", "ingress"), Deaths()
+        async with ClientAndEngines(3, metrics=metrics, watcher=deaths, kv_pages=400) as (client, engines):
             await ready(client, 3)
             slowed(engines)
             [stream] = await begin(client, "a")
@@ -334,8 +333,11 @@ def test_a_replica_that_was_silent_or_being_stopped_proves_nothing(how: str) -> 
                 await until(partial(_runs_at, stream, replica))
                 if how == "draining":
                     engines.stopping.add(replica)
-                    await until(partial(_is_draining, client, replica))
-                client._dispatch.lose(replica, "silent" if how == "silent" else "died", "lost")
+                    while not (await client.health()).replicas[number].is_draining:
+                        await asyncio.sleep(0.005)
+                    deaths.tell(replica)
+                else:
+                    client.on_answering(replica, False)
             assert await ended(stream) == TOKENS
             assert count_of(metrics, "suspects_total", outcome="cleared") == 0
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from deployments.client.protocol import GenerateRequest, Turn
+from deployments.client.remote_engines import RemoteEngines
 from deployments.client.stream import Stream
-from tests.deployments.support.api_over_engines import PROMPT, Api, api_over, events
-from tests.deployments.support.in_process_engines import fall_silent, until
+from tests.deployments.support.api_over_engines import PROMPT, api_over, events
+from tests.deployments.support.in_process_engines import until
 from tests.deployments.support.time_limit import run_scenario
 
 FIELDS = {
@@ -83,19 +85,23 @@ def test_several_choices_have_timings_together_and_each() -> None:
     run_scenario(scenario())
 
 
-def stream_of(api: Api) -> Stream:
-    (stream,) = api.client._tasks
-    return stream
+def test_a_stream_that_moved_sums_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[Stream] = []
+    generate = RemoteEngines.generate
 
+    async def noted(self: RemoteEngines, request: GenerateRequest, turn: Turn | None = None) -> Stream:
+        streams.append(await generate(self, request, turn))
+        return streams[-1]
 
-def test_a_stream_that_moved_sums_its_parts() -> None:
+    monkeypatch.setattr(RemoteEngines, "generate", noted)
+
     async def scenario() -> None:
         async with api_over(2, health={"lost_after_s": 3.0}) as api:
             api.engines.runners[0].step_s = 0.02
             asked = asyncio.create_task(api.complete(stream=True, max_tokens=200))
-            await until(lambda: bool(api.client._tasks) and stream_of(api).journal.num_tokens >= 20)
-            stream = stream_of(api)
-            fall_silent(api.engines.replicas[0])
+            await until(lambda: bool(streams) and streams[0].journal.num_tokens >= 20)
+            [stream] = streams
+            api.engines.fall_silent(0)
             *_, last = events(await asked)
             first, second = stream.timeline.spans
             timings = last["timings"]

@@ -33,25 +33,12 @@ from router.fetch.roles import Role
 from router.fleet import Fleet
 from router.placer import Placeable, Placer
 from router.state import RouterState
+from tests.deployments.support.lossy_link import LossyLinks, lose
 
 TIMINGS = ClientTimings(accept_s=60, tick_s=0.03)
 SILENCE = {"lost_after_s": 0.6}
 """How soon tests of silence notice it. In others it never is: a busy machine keeps replicas silent, too."""
 WIRE = WireTimings(heartbeat_s=0.03, idle_heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
-
-
-def fall_silent(replica: EngineReplica, *, seems_sent: bool = False) -> Callable[[], None]:
-    """Have nothing that a replica sends arrive, as if its machine hung or the network lost it; return how to end
-    that. With `seems_sent` the replica takes it for sent.
-    """
-    sender = replica.wire._sender
-    post = sender.post
-    sender.post = lambda *_: seems_sent  # type: ignore[method-assign]
-
-    def speak() -> None:
-        sender.post = post  # type: ignore[method-assign]
-
-    return speak
 
 
 class Model:
@@ -68,6 +55,7 @@ class CountingRunner:
     """
 
     attention_name = device = dtype = "none"
+    fingerprint = ""
     host_memory = HostMemory()
     lower_tier = NoLowerTier()
     num_state_slots = 0
@@ -165,6 +153,8 @@ class InProcessEngines:
             for number, runner in enumerate(loaded)
         ]
         self.fleet = Fleet()
+        self.links = LossyLinks()
+        """The links of ingresses to the replicas."""
         self.calls: list[str] = []
         """The replicas to which requests were sent, in order."""
         self.choose: Callable[[Sequence[str]], str] = lambda names: names[0]
@@ -184,6 +174,14 @@ class InProcessEngines:
                 metadata.get("role", ""),
             )
         self.fleet.update(addresses)
+
+    def fall_silent(self, number: int) -> None:
+        """Have nothing that a replica sends arrive, as if its machine hung, until it speaks again."""
+        self.links[f"r{number}"].to_ingress = lose
+
+    def speak(self, number: int) -> None:
+        """Have arrive again what a replica sends."""
+        self.links[f"r{number}"].to_ingress = None
 
     async def empty_caches(self) -> dict[str, int]:
         """Call all replicas, as an ingress does through Serve."""
@@ -259,6 +257,7 @@ class ClientAndEngines:
             self._health,
             self._timings,
             self._metrics,
+            open_link=self._engines.links.open,
         )
         await self._client.start()
         await self._engines.advertise()
@@ -289,7 +288,7 @@ def is_nothing_left(client: RemoteEngines, engines: InProcessEngines) -> bool:
     return not (
         client.num_streams
         or client._dispatch.attempts
-        or client.fleet._placed
+        or client.fleet.num_open
         or client.placer._open
         or any(engines.fleet.loads().values())
         or any(account.locked + account.private for account in accounts)

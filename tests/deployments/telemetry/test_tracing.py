@@ -18,7 +18,7 @@ from deployments.config.settings import TracingSettings
 from deployments.telemetry import tracing
 from deployments.telemetry.tracing import open_tracing
 from tests.deployments.support.api_over_engines import PROMPT, api_over, events
-from tests.deployments.support.in_process_engines import SILENCE, fall_silent, until
+from tests.deployments.support.in_process_engines import SILENCE, until
 from tests.deployments.support.otlp_receiver import Collector, Received, collector
 from tests.deployments.support.time_limit import run_scenario
 
@@ -112,7 +112,7 @@ def test_a_stream_that_moved_shows_both_replicas_and_the_loss(sink: Collector, t
             api.engines.runners[0].step_s = 0.02
             asked = asyncio.create_task(api.complete(stream=True, max_tokens=200))
             await until(lambda: any(stream.journal.num_tokens > 5 for stream in api.client._tasks))
-            fall_silent(api.engines.replicas[0])
+            api.engines.fall_silent(0)
             *_, last = events(await asked)
         (spans,) = await asyncio.to_thread(sink.traces, 1)
         root, children = check_tree(spans)
