@@ -300,7 +300,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
 
 def nodes(cache: KVCacheManager) -> list[Node]:
     """Return all nodes of the tree."""
-    found = list(cache._tree._roots.values())
+    found = list(cache.tree.roots.values())
     for node in found:
         found += node.children.values()
     return found

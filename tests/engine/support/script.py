@@ -191,7 +191,7 @@ class Script:
 
     def _nodes(self) -> list[Node]:
         """Return all nodes of the tree."""
-        nodes = list(self.cache._tree._roots.values())
+        nodes = list(self.cache.tree.roots.values())
         for node in nodes:
             nodes += [*node.children.values(), *(node.gates or {}).values()]
         return nodes
