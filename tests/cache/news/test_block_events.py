@@ -157,7 +157,7 @@ def tracing() -> Iterator[None]:
 def test_without_a_reader_no_more_is_kept_than_what_is_held() -> None:
     events, tokens = BlockEvents(1), array("i", [1])
     with tracing():
-        for number in range(20 * MAX_NOTES):
+        for number in range(6 * MAX_NOTES):
             events.store(OPEN, None, [number], tokens)
             events.evict([number])
         assert tracemalloc.get_traced_memory()[0] < 512 * MAX_NOTES
