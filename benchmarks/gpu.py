@@ -44,7 +44,7 @@ class Share(NamedTuple):
     """A section that takes longer hangs, and is ended."""
 
 
-_SECTIONS: dict[str, Share] = {
+SECTIONS: dict[str, Share] = {
     "machine": Share(5, 60),
     "attention": Share(20, 150),
     "operations": Share(10, 60),
@@ -88,7 +88,7 @@ class Job:
 
 def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
     """Yield the jobs after the measurement of the machine, the most important first."""
-    wanted = [section for section in _SECTIONS if section in (only or _SECTIONS)]
+    wanted = [section for section in SECTIONS if section in (only or SECTIONS)]
     checks, engine = (tuple(s for s in wanted if s in some) for some in (_CHECKS, _MODEL_SECTIONS))
     if checks:
         yield Job(checks)
@@ -109,8 +109,9 @@ def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
 class Run:
     """One run: starts processes, and collects their measurements."""
 
-    def __init__(self, report: Report, asked: argparse.Namespace) -> None:
-        self._report, self._asked = report, asked
+    def __init__(self, report: Report, asked: argparse.Namespace, start_s: float = _START_S) -> None:
+        """`start_s`: most seconds until a process has begun its first section."""
+        self._report, self._asked, self._start_s = report, asked, start_s
         self._deadline = time.time() + 60 * asked.minutes - _WRITE_S
         self._settings: dict[str, Any] = dict(asked.set)
         self._patience = 10 if asked.tiny else 1  # a CPU is slow, and others use it too
@@ -134,19 +135,19 @@ class Run:
 
     def _process(self, job: Job, left: list[str]) -> None:
         """Run sections until their process ends; finished ones are removed from `left`."""
-        current, has_begun, limit = left[0], False, _START_S
+        current, has_begun, limit = left[0], False, self._start_s
         process = subprocess.Popen(
             self._command(job, left), stdout=subprocess.PIPE, text=True, cwd=ROOT, env=self._environment(job)
         )
         assert process.stdout is not None
-        ender = self._ender(process, _START_S)
+        ender = self._ender(process, self._start_s)
         try:
             for line in process.stdout:
                 ((kind, value),) = json.loads(line).items()
                 if kind == "begin":
-                    current, has_begun, limit = value, True, _SECTIONS[value].most
+                    current, has_begun, limit = value, True, SECTIONS[value].most
                     ender.cancel()
-                    ender = self._ender(process, _SECTIONS[current].most)
+                    ender = self._ender(process, SECTIONS[current].most)
                 self._take(job, kind, value, left)
             status = process.wait()
         finally:
@@ -200,7 +201,7 @@ class Run:
         command += ["--tiny"] if asked.tiny else []
         rates = self._report.rates
         command += ["--rates", json.dumps([rates["bandwidth"], rates["matmul"]])] if rates else []
-        return command + [f"{name}:{0 if asked.tiny else _SECTIONS[name].least}" for name in left]
+        return command + [f"{name}:{0 if asked.tiny else SECTIONS[name].least}" for name in left]
 
     def _environment(self, job: Job) -> dict[str, str]:
         found = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -225,7 +226,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, default=9.0, help="minutes for everything (default: 9)")
     parser.add_argument("--models", type=_listed(MODELS), default=list(MODELS), help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--only", type=_listed(_SECTIONS), default=[], help=f"some of {', '.join(_SECTIONS)}")
+    parser.add_argument("--only", type=_listed(SECTIONS), default=[], help=f"some of {', '.join(SECTIONS)}")
     parser.add_argument(
         "--set", type=_setting, action="append", default=[], help="a setting of the engines, as page_size=64"
     )

@@ -15,11 +15,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
@@ -27,14 +27,13 @@ from benchmarks.native_attention import Workload, paged_attention
 from benchmarks.this_machine import described
 from engine.attention.state_slots import LayerState
 from engine.kernels import native
-from engine.model_config.config import ModelConfig
-from engine.model_files.model_directory import demo_model_path
 from engine.model_parts.parts import DeltaNetConfig
-from engine.models.delta_net import GatedDeltaNet
-from engine.models.native_delta_net import DeltaInputs, DeltaRun
+from engine.models.delta_net import TorchDeltaHeads
+from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaHeads
 
 DELTA_NET = DeltaNetConfig(16, 32, 128, 128, 4)
 """Of Qwen3-Next-80B-A3B."""
+_EPS = 1e-6
 LATENTS = (
     Workload("MLA decode 1 x 4096", 1, 4096, 1, 16, 1, 576, layers=8, latent=512),
     Workload("MLA decode 8 x 1024", 8, 1024, 1, 16, 1, 576, layers=4, latent=512),
@@ -74,40 +73,38 @@ def layers(dtype: torch.dtype) -> Iterator[tuple[str, Arms]]:
 def delta_net_step(dtype: torch.dtype, rows: int) -> Arms:
     """Return the arms for so many requests that decode, in as many slots."""
     by_kernels, by_torch, state = _delta_nets(dtype, rows)
-    inputs, slots = _inputs(by_torch, rows, dtype), torch.arange(rows)
+    inputs, slots = _inputs(rows, dtype), torch.arange(rows)
     return {
-        "native": lambda: by_kernels._step(inputs, state, slots, slots),
-        "torch": lambda: by_torch._step(inputs, state, slots, slots),
+        "native": lambda: by_kernels.step(inputs, state, slots, slots),
+        "torch": lambda: by_torch.step(inputs, state, slots, slots),
     }
 
 
 def delta_net_prompt(dtype: torch.dtype, rows: int, num_tokens: int) -> Arms:
     """Return the arms for so many prompts, each from the beginning."""
     by_kernels, by_torch, state = _delta_nets(dtype, rows)
-    runs = [DeltaRun(_inputs(by_torch, num_tokens, dtype), 0, rows, [(num_tokens, slot)]) for slot in range(rows)]
-    return {"native": lambda: by_kernels._run(runs, state), "torch": lambda: by_torch._run(runs, state)}
+    runs = [DeltaRun(_inputs(num_tokens, dtype), 0, rows, [(num_tokens, slot)]) for slot in range(rows)]
+    return {"native": lambda: by_kernels.run(runs, state), "torch": lambda: by_torch.run(runs, state)}
 
 
-def _delta_nets(dtype: torch.dtype, slots: int) -> tuple[GatedDeltaNet, GatedDeltaNet, LayerState]:
-    """Return a layer by the kernels, the same by torch, and their slots; the last one is never written."""
-    facts = replace(ModelConfig.from_directory(demo_model_path()), delta_net=DELTA_NET)
-    layers = GatedDeltaNet(facts), GatedDeltaNet(facts)
-    for parameter in layers[0].parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    layers[1].load_state_dict(layers[0].state_dict())
-    by_kernels, by_torch = (layer.requires_grad_(False).to(dtype) for layer in layers)
-    by_torch._native = None
-    assert by_kernels._native is not None, "the native kernels are not built: python -m engine.kernels.build"
+def _delta_nets(dtype: torch.dtype, slots: int) -> tuple[NativeDeltaHeads, TorchDeltaHeads, LayerState]:
+    """Return a layer's heads by the kernels, the same by torch, and their slots; the last one is never written.
+    Raises native.NativeUnavailable.
+    """
     shape = DELTA_NET
+    conv = 0.2 * torch.randn(shape.channels, shape.kernel)
+    weights = conv.to(dtype), 0.2 * torch.randn(shape.value_dim).to(dtype)
+    by_kernels, by_torch = NativeDeltaHeads(shape, *weights, _EPS), TorchDeltaHeads(shape, *weights, _EPS)
     inputs = torch.zeros(slots + 1, shape.kernel - 1, shape.channels, dtype=dtype)
     matrices = torch.zeros(slots + 1, shape.num_value_heads, shape.key_dim, shape.value_dim)
     return by_kernels, by_torch, LayerState(inputs, matrices, torch.empty(0))
 
 
-def _inputs(layer: GatedDeltaNet, num_tokens: int, dtype: torch.dtype) -> DeltaInputs:
+def _inputs(num_tokens: int, dtype: torch.dtype) -> DeltaInputs:
     projected = torch.randn(num_tokens, DELTA_NET.channels + DELTA_NET.values).to(dtype)
     mixed, z = projected.tensor_split((DELTA_NET.channels,), dim=1)
-    return DeltaInputs(mixed, *layer._strengths(torch.randn(num_tokens, 2 * DELTA_NET.num_value_heads)), z)
+    strength, decay = torch.randn(2, num_tokens, DELTA_NET.num_value_heads)
+    return DeltaInputs(mixed, -F.softplus(decay), strength.sigmoid(), z)
 
 
 def _through_layers(call: Callable[[int], object], num_layers: int) -> Callable[[], object]:

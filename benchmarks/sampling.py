@@ -101,7 +101,7 @@ def measure_samplers(num_rows: int, vocab_size: int, kind: str) -> dict[str, flo
 def measure_steps(num_rows: int) -> dict[str, float]:
     """Measure steps in which every request decodes the token that the previous step sampled."""
     runner = load_model(EngineConfig(model="demo", kv_pages=num_rows * 8, page_size=PAGE_SIZE))
-    runner._decoder = cast("Decoder", NoDecoder(runner, num_rows))
+    runner.decoder = cast("Decoder", NoDecoder(runner, num_rows))
     chunks = tuple(
         Chunk(request, NUM_PROMPT, 1, (-1,), range(number * 8, number * 8 + 8), True)
         for number, request in enumerate(requests(num_rows, temperature=0.0))

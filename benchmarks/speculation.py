@@ -94,7 +94,7 @@ def run(
 ) -> list[list[int]]:
     """Answer all, `num_requests` at a time, with an empty cache; returns the tokens."""
     steps: list[StepStats] = []
-    llm.engine.loop._on_step = steps.append
+    llm.engine.loop.on_step = steps.append
     llm.engine.cache.reset()
     outputs: list[RequestOutput] = []
     started, cpu_started = time.perf_counter(), time.process_time()

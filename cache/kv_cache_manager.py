@@ -59,8 +59,7 @@ class KVCacheManager:
         """
         if not 1 <= page_size <= MAX_PAGE_SIZE:
             raise ValueError(f"page_size must be between 1 and {MAX_PAGE_SIZE} tokens, got {page_size}")
-        self.num_pages = num_pages
-        self.page_size = page_size
+        self.num_pages, self.page_size, self.block_tokens = num_pages, page_size, block_tokens
         self.stats = CacheStats()
         self._prefix_cache = prefix_cache
         self.page_ages = PageAges(num_pages)
@@ -68,22 +67,23 @@ class KVCacheManager:
         self.on_evict: Callable[[Node], None] = lambda node: None
         """Called with each node whose pages are taken to make room, while it is still in the tree: their KV stays
         readable for the step that is being planned."""
-        self._pool = PagePool(num_pages)
+        self.pool = PagePool(num_pages)
+        """The pages that hold nothing."""
         record = BlockRecord(block_tokens) if block_tokens else None
         self.prefix_log: PrefixLog | None = record.log if record is not None else None
         """Feed of stored and evicted block hashes, for routers; None without `block_tokens`."""
         self.snapshots = Snapshots(num_state_slots) if num_state_slots else None
         """Slots for recurrent states; None in a model without any."""
-        self.tails = None if window is None else WindowTails(window, page_size, self._pool)
+        self.tails = None if window is None else WindowTails(window, page_size, self.pool)
         """Pages of layers with a window; None where they have none of their own."""
         self.resume_points: ResumePoints | None = self.snapshots or self.tails
         """The points at which requests can resume; None in models that can resume after any cached token."""
         record = record if prefix_cache else None
-        self._tree = RadixTree(page_size, eviction_strategy(eviction), record, self.resume_points)
-        self._loans = Loans(self._tree)
+        self.tree = RadixTree(page_size, eviction_strategy(eviction), record, self.resume_points)
+        """The prefixes that are held, with their pages."""
+        self._loans = Loans(self.tree)
         self._num_private = self._num_groups = 0
-        self._block_tokens = block_tokens
-        self._shared = SharedInTree(self._tree, block_tokens, self.resume_points)
+        self._shared = SharedInTree(self.tree, block_tokens, self.resume_points)
         self.num_shared_pages = 0
         """Pages of prefixes that all namespaces share, which are locked for good."""
 
@@ -94,7 +94,7 @@ class KVCacheManager:
         """
         if self.prefix_log is None or not self._prefix_cache:
             raise ValueError("blocks are reported by a prefix cache with block_tokens")
-        self.prefix_log.events = BlockEvents(self._block_tokens or 1, include_salted)
+        self.prefix_log.events = BlockEvents(self.block_tokens or 1, include_salted)
         return self.prefix_log.events
 
     def state_account(self) -> StateAccount:
@@ -110,16 +110,16 @@ class KVCacheManager:
     def available(self) -> int:
         """Number of pages that `extend` can allocate: free ones, those of unlocked nodes and of tails. O(1)."""
         in_tails = 0 if self.tails is None else self.tails.evictable_pages
-        return self._pool.num_free + self._tree.evictable_pages + in_tails
+        return self.pool.num_free + self.tree.evictable_pages + in_tails
 
     def account(self) -> PageAccount:
         """Count the pages in each state. The invariant is that they add up to `num_pages`. O(1) without loans."""
-        tree, tails, lent = self._tree, self.tails, self._loans.count_pages()
+        tree, tails, lent = self.tree, self.tails, self._loans.count_pages()
         evictable, locked, private = tree.evictable_pages, tree.locked_pages - lent, self._num_private
         if tails is not None:
             evictable += tails.evictable_pages
             locked, private = locked + tails.locked_pages, private + tails.private_pages
-        return PageAccount(self._pool.num_free, evictable, locked, private, lent)
+        return PageAccount(self.pool.num_free, evictable, locked, private, lent)
 
     def peek(self, namespace: Namespace, tokens: Sequence[int]) -> int:
         """Count the tokens that a match would find; change nothing, not even the eviction order. O(result)."""
@@ -153,11 +153,11 @@ class KVCacheManager:
         if node is None or not length:
             return Match(namespace, 0, num_held=num_held)
         partial = length % self.page_size
-        node = self._tree.cut(node, length)
-        self._tree.touch(node, now)
+        node = self.tree.cut(node, length)
+        self.tree.touch(node, now)
         source = node if partial else None
         aligned = length - partial
-        whole = self._tree.cut(node, aligned) if aligned else None
+        whole = self.tree.cut(node, aligned) if aligned else None
         return Match(namespace, length, partial, whole, source, num_held)
 
     def lock(self, match: Match, *, priority: int = 0) -> Lease:
@@ -167,7 +167,7 @@ class KVCacheManager:
         whole match: check for room after locking. With recurrent states, the lease's `state` is None if there is
         no slot for it. Raises ValueError when the tree changed since the match.
         """
-        tree = self._tree
+        tree = self.tree
         for node, end in ((match.node, match.aligned), (match.source, match.length)):
             if node is not None and (node.parent is None or node.end != end):
                 raise ValueError("the match is out of date: match again and lock before any other change")
@@ -277,17 +277,17 @@ class KVCacheManager:
             raise OutOfPages(
                 f"{in_all} pages wanted for {num_tokens} tokens, {self.available} of {self.num_pages} available"
             )
-        if in_all > self._pool.num_free:
-            self.evict(in_all - self._pool.num_free, now)
+        if in_all > self.pool.num_free:
+            self.evict(in_all - self.pool.num_free, now)
         num_before = len(lease.pages)
         copies = []
         if lease.partial and lease.source is not None:
-            source = self._tree.tail_page(lease.source)
-            lease.pages += self._pool.allocate(1)
+            source = self.tree.tail_page(lease.source)
+            lease.pages += self.pool.allocate(1)
             copies.append(PageCopy(source, lease.pages[-1], lease.partial))
             lease.partial = 0
             self.stats.copied_pages += 1
-        lease.pages += self._pool.allocate(needed - len(copies))
+        lease.pages += self.pool.allocate(needed - len(copies))
         lease.capacity = len(lease.pages) * self.page_size
         if window is not None:
             window.grow(-(-end // self.page_size))
@@ -297,7 +297,7 @@ class KVCacheManager:
             self.page_ages.taken(lease.pages[num_before:], now)
         if not lease.is_admitted:
             lease.is_admitted = True
-            self._tree.record_use(lease.source or held, lease.priority)
+            self.tree.record_use(lease.source or held, lease.priority)
         return copies
 
     def release_copy(self, lease: Lease) -> None:
@@ -335,7 +335,7 @@ class KVCacheManager:
         a salt has no tokens of its own: then none. O(pages + depth + tokens since the last insert).
         """
         self._insert(lease, tokens, now)
-        tree, held = self._tree, held_node(lease)
+        tree, held = self.tree, held_node(lease)
         node, length = held, len(tokens)
         if length < tree.origin(held).end:
             root = tree.root(held.namespace)
@@ -367,7 +367,7 @@ class KVCacheManager:
                 f"the tokens must begin with those inserted before, but differ from them at {held.end - 1}"
             )
         num_shared = lease.num_shared
-        self.stats.inserted_tokens += insert(self._tree, self._pool, lease, tokens, now)
+        self.stats.inserted_tokens += insert(self.tree, self.pool, lease, tokens, now)
         self._num_private -= lease.num_shared - num_shared
         self._free_surplus()
 
@@ -380,14 +380,14 @@ class KVCacheManager:
         self.insert(lease, tokens, now)
         held = held_node(lease)
         if lease.is_admitted:
-            self._tree.touch(held, now)
+            self.tree.touch(held, now)
         if lease.state is not None:
             for position, number in lease.state.end_at(len(tokens)):
                 self._keep_resume_point(held, tokens, position, number)
             lease.state = lease.window = None
         if lease.source is not None:
             self._release_source(lease)
-        self._pool.free(lease.pages[lease.num_shared :])
+        self.pool.free(lease.pages[lease.num_shared :])
         self._num_private -= len(lease.pages) - lease.num_shared
         self._unlock(held)
         lease.node, lease.pages, lease.num_shared, lease.capacity = None, [], 0, 0
@@ -409,16 +409,16 @@ class KVCacheManager:
             if self._prefix_cache:
                 self.on_evict(node)
 
-        before = self._pool.num_free
-        while (missing := num_pages - (self._pool.num_free - before)) > 0:
-            leaf = self._tree.next_to_go()
+        before = self.pool.num_free
+        while (missing := num_pages - (self.pool.num_free - before)) > 0:
+            leaf = self.tree.next_to_go()
             if self.tails is not None and self.tails.give_up_before(leaf):
                 continue
             if leaf is None:
                 break
             most = missing if self.tails is None else min(missing, max(1, len(leaf.pages)))
-            self._pool.free(self._tree.evict(most, watch))
-        freed = self._pool.num_free - before
+            self.pool.free(self.tree.evict(most, watch))
+        freed = self.pool.num_free - before
         self.stats.evicted_pages += freed
         return freed
 
@@ -429,10 +429,10 @@ class KVCacheManager:
             if (slot := self.snapshots.take()) is None:
                 return None
             self.snapshots.free(slot)
-        if not self._pool.num_free and not self.evict(1):
+        if not self.pool.num_free and not self.evict(1):
             return None
-        [page] = self._pool.allocate(1)
-        self._pool.free([page])
+        [page] = self.pool.allocate(1)
+        self.pool.free([page])
         return Scratch(page, slot, 0 if self.tails is None else self.tails.window.num_groups)
 
     def eviction_age(self, now: float) -> float | None:
@@ -440,9 +440,9 @@ class KVCacheManager:
 
         None while pages are free; 0 when running requests hold everything. O(log n) amortised over uses.
         """
-        if self._pool.num_free:
+        if self.pool.num_free:
             return None
-        node = self._tree.next_to_go()
+        node = self.tree.next_to_go()
         return 0.0 if node is None else max(now - node.last_access, 0.0)
 
     def reset(self) -> int:
@@ -451,11 +451,11 @@ class KVCacheManager:
         A single lease can then get every page that is not in its table: where no other node continues in a page of
         its path, the tree does not hold that page twice.
         """
-        before = self._pool.num_free
-        self._pool.free(self._tree.evict())
+        before = self.pool.num_free
+        self.pool.free(self.tree.evict())
         if self.tails is not None:
             self.tails.drop_all()
-        freed = self._pool.num_free - before
+        freed = self.pool.num_free - before
         self.stats.reset_pages += freed
         return freed
 
@@ -473,10 +473,10 @@ class KVCacheManager:
         """
         assert self.resume_points is not None
         node, reached = (
-            (locked, locked.end) if position <= locked.end else self._tree.walk(locked, tokens, position)
+            (locked, locked.end) if position <= locked.end else self.tree.walk(locked, tokens, position)
         )
-        if self._tree.origin(node).end < position <= reached:
-            self.resume_points.keep(self._tree.cut(node, position), number)
+        if self.tree.origin(node).end < position <= reached:
+            self.resume_points.keep(self.tree.cut(node, position), number)
         else:
             self.resume_points.free(number)
 
@@ -487,15 +487,15 @@ class KVCacheManager:
         lease.source = None
 
     def _unlock(self, node: Node) -> None:
-        self._tree.unlock(node)
+        self.tree.unlock(node)
         self._free_surplus()
         if not self._prefix_cache:  # Nothing can find what no lease of its group holds.
-            self._pool.free(self._tree.evict())
+            self.pool.free(self.tree.evict())
 
     def _free_surplus(self) -> None:
-        if self._tree.surplus:
-            self._pool.free(self._tree.surplus)
-            self._tree.surplus.clear()
+        if self.tree.surplus:
+            self.pool.free(self.tree.surplus)
+            self.tree.surplus.clear()
 
     def _own(self, namespace: Namespace) -> Namespace:
         """Return the namespace of a new lease's tokens: its own, or one that only its forks share."""

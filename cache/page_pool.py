@@ -16,21 +16,22 @@ class PagePool:
         if num_pages < 1:
             raise ValueError(f"num_pages must be at least 1, got {num_pages}")
         self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, -1, -1))
+        self.free_pages = list(range(num_pages - 1, -1, -1))
+        """Those that are free, the next to be allocated last."""
         self._is_taken = bytearray(num_pages)
 
     @property
     def num_free(self) -> int:
         """Number of free pages. O(1)."""
-        return len(self._free)
+        return len(self.free_pages)
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` pages, all or none. O(count). Raises OutOfPages when fewer are free."""
         if count < 0:
             raise ValueError(f"the number of pages to allocate must be at least 0, got {count}")
-        if count > len(self._free):
-            raise OutOfPages(f"{count} pages wanted, {len(self._free)} of {self.num_pages} free")
-        pages = [self._free.pop() for _ in range(count)]
+        if count > len(self.free_pages):
+            raise OutOfPages(f"{count} pages wanted, {len(self.free_pages)} of {self.num_pages} free")
+        pages = [self.free_pages.pop() for _ in range(count)]
         for page in pages:
             self._is_taken[page] = 1
         return pages
@@ -43,4 +44,4 @@ class PagePool:
             if not self._is_taken[page]:
                 raise ValueError(f"page {page} is free already: it was freed twice")
             self._is_taken[page] = 0
-            self._free.append(page)
+            self.free_pages.append(page)

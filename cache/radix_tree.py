@@ -51,7 +51,8 @@ class RadixTree:
         self.locked_pages = 0
         self.surplus: list[int] = []
         """Pages that are no longer needed. They belong to the caller, which empties this list."""
-        self._roots: dict[Namespace, Node] = {}
+        self.roots: dict[Namespace, Node] = {}
+        """The root of each namespace in which something is held or locked."""
         self._queue = EvictionQueue(strategy)
         self._record, self.resume_points = record, resume_points
 
@@ -59,13 +60,13 @@ class RadixTree:
 
     def find_root(self, namespace: Namespace) -> Node | None:
         """Return the namespace's root, or None if nothing is held or locked in it."""
-        return self._roots.get(namespace)
+        return self.roots.get(namespace)
 
     def root(self, namespace: Namespace) -> Node:
         """Return the namespace's root, new if need be. A new root must immediately be locked or get a child."""
-        root = self._roots.get(namespace)
+        root = self.roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = Node(namespace, None, 0, array("i"), 0, [])
+            root = self.roots[namespace] = Node(namespace, None, 0, array("i"), 0, [])
             if self._record is not None:
                 self._record.begin(root)
         return root
@@ -356,7 +357,7 @@ class RadixTree:
             self._queue.push(node)
         elif not node.tokens and not node.children:
             if node.parent is None:
-                del self._roots[node.namespace]
+                del self.roots[node.namespace]
             elif node.parent.gates is not None:
                 del node.parent.gates[node.namespace]
                 node.parent = None

@@ -112,13 +112,13 @@ def _names(raw: Mapping[str, Any], quantization: str | None, rows: int) -> tuple
     settings = {"device": "cpu", "attention": "reference", "kv_pages": 8, "threads": 1, "dtype": "bfloat16"}
     with TemporaryDirectory() as directory:
         runner: Any = load_engine(raw, Path(directory), **settings, quantization=quantization).runner
-    decoder, facts = runner._decoder, runner.model_config
+    decoder, facts = runner.decoder, runner.model_config
     assert isinstance(decoder, Decoder)
     decoder.operations = partial(
         TritonOperations, Rotary.of(facts.ropes, facts.head_dim, torch.bfloat16, runner.device)
     )
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
-    runner._attention = TritonAttention(AttentionShape(*heads, runner.page_size, frozenset({None})))
+    runner.attention = TritonAttention(AttentionShape(*heads, runner.page_size, frozenset({None})))
     graphs = runner.add_graphs(rows, lambda work: work)
     graphs._choose, graphs._rows.kernels = triton_graph_chooser(), row_kernels
     with (

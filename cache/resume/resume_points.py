@@ -20,7 +20,8 @@ class ResumePoints(ABC):
     def __init__(self) -> None:
         self._idle = OrderedDict[Node, float]()
         """Nodes whose state may be given up, the least recently used first, and seconds of its last use."""
-        self._pins = Counter[Node]()
+        self.pins = Counter[Node]()
+        """Nodes whose state is kept for good, or while it is read, and how often each is pinned."""
         self.on_give_up: Callable[[Node], None] = lambda node: None
         """Called with each node that loses only its resume point to make room, before it does: the state stays
         readable for the step that is being planned."""
@@ -75,14 +76,14 @@ class ResumePoints(ABC):
         """Keep a node's state until `unpin`, and return it. The node is locked meanwhile."""
         assert node.resume_point is not None
         self._idle.pop(node, None)
-        self._pins[node] += 1
+        self.pins[node] += 1
         return node.resume_point
 
     def unpin(self, node: Node) -> None:
         """Undo one `pin`, which counts as a use."""
-        self._pins[node] -= 1
-        if not self._pins[node]:
-            del self._pins[node]
+        self.pins[node] -= 1
+        if not self.pins[node]:
+            del self.pins[node]
             self._idle[node] = node.last_access
 
 

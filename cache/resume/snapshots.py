@@ -45,7 +45,7 @@ class Snapshots(ResumePoints):
 
     def account(self) -> StateAccount:
         """Count the slots in each state. O(1)."""
-        return StateAccount(self._pool.num_free, len(self._idle), len(self._pins), self._num_private)
+        return StateAccount(self._pool.num_free, len(self._idle), len(self.pins), self._num_private)
 
     def take(self) -> int | None:
         """Take a slot, if need be that of the least recently used snapshot; None if all are needed. O(1)."""

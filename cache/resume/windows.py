@@ -65,7 +65,8 @@ class WindowTails(ResumePoints):
         self._pool = pool
         self._tails: dict[int, Sequence[Row]] = {}
         self._num_made = 0
-        self._uses: dict[int, tuple[int, int]] = {}  # by the first page of a row: by requests, by tails
+        self.uses: dict[int, tuple[int, int]] = {}
+        """By the first page of a row, how many requests and how many tails use it."""
         self._num_rows = Counter[tuple[bool, bool]]()  # used by requests, by tails
 
     @property
@@ -86,14 +87,18 @@ class WindowTails(ResumePoints):
     @property
     def pinned_pages(self) -> int:
         """Pages of tails that are kept for good. O(their number)."""
-        pinned = [node.resume_point for node in self._pins if node.resume_point is not None]
+        pinned = [node.resume_point for node in self.pins if node.resume_point is not None]
         rows = {row for tail in pinned for row in self._tails[tail]}
         return len(rows) * self.window.num_groups
 
     def rows_at(self, node: Node) -> Sequence[Row]:
         """Return the rows of a node's tail."""
         assert node.resume_point is not None
-        return self._tails[node.resume_point]
+        return self.rows_of(node.resume_point)
+
+    def rows_of(self, tail: int) -> Sequence[Row]:
+        """Return the rows of a tail."""
+        return self._tails[tail]
 
     def take(self, num_rows: int) -> list[Row]:
         """Take rows for a request from the free pages. Raises OutOfPages, with nothing changed."""
@@ -158,15 +163,15 @@ class WindowTails(ResumePoints):
 
     def _count(self, rows: Sequence[Row], by_requests: int, by_tails: int) -> None:
         for row in rows:
-            before = self._uses.get(row[0], (0, 0))
+            before = self.uses.get(row[0], (0, 0))
             after = before[0] + by_requests, before[1] + by_tails
             if any(before):
                 self._num_rows[before[0] > 0, before[1] > 0] -= 1
             if any(after):
-                self._uses[row[0]] = after
+                self.uses[row[0]] = after
                 self._num_rows[after[0] > 0, after[1] > 0] += 1
             else:
-                del self._uses[row[0]]
+                del self.uses[row[0]]
                 self._pool.free(row)
 
 

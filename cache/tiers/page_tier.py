@@ -89,6 +89,11 @@ class PageTier:
         """Pages that `reclaim` can return."""
         return len(self._idle) + self._num_further_idle
 
+    @property
+    def wanted(self) -> list[TierPage]:
+        """The pages that are found, and those that will be. O(their number)."""
+        return [*self._found.values(), *(page for page in self._arriving.values() if page.is_wanted)]
+
     def is_found(self, key: bytes) -> bool:
         """Whether the key's KV is here."""
         return key in self._found

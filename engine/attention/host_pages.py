@@ -53,7 +53,13 @@ class HostKVPages:
     pages. The host does not wait. A recurrent state is packed into such slots as if it were pages.
     """
 
-    def __init__(self, device_pages: KVPages, num_pages: int, streams: CopyStreams | None = None) -> None:
+    def __init__(
+        self,
+        device_pages: KVPages,
+        num_pages: int,
+        streams: CopyStreams | None = None,
+        slot_bytes: int = _SLOT_BYTES,
+    ) -> None:
         """Allocate the pages. On a CPU, the system allocates memory as pages are first written. `streams`: None
         for those of the pages' device.
         """
@@ -65,7 +71,7 @@ class HostKVPages:
         self.data = torch.empty(
             (num_layers, num_pages, parts, *page), dtype=device.dtype, pin_memory=device.device.type == "cuda"
         )
-        room = max(1, min(num_pages, _SLOT_BYTES // self.page_bytes))
+        room = max(1, min(num_pages, slot_bytes // self.page_bytes))
         self._slots = [_Slot(device.new_empty((num_layers, room, parts, *page))) for _ in range(_NUM_SLOTS)]
         self._turn = 0
         self._filling: dict[int, Event] = {}  # by host page: the transfer that fills it, if that may still run

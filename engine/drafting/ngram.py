@@ -24,9 +24,12 @@ _MOST_INDEXED = 4096
 class NgramDrafter:
     """Drafts from each request's own tokens. Constant work per token, bounded memory per request."""
 
-    def __init__(self, min_match: int = 2, max_match: int = 8, window: int = 16_384) -> None:
-        """See `Speculation` for the arguments."""
+    def __init__(
+        self, min_match: int = 2, max_match: int = 8, window: int = 16_384, most_places: int = _MOST_PLACES
+    ) -> None:
+        """See `Speculation` for the first arguments. `most_places`: how many earlier places are compared."""
         self._min_match, self._max_match, self._window = min_match, max_match, window
+        self._most_places = most_places
         self._indexes: dict[str, _Index] = {}
 
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
@@ -44,7 +47,7 @@ class NgramDrafter:
             self._indexes[request.request_id] = index
         if not index.take(request.tokens):
             return []
-        place = index.find(request.tokens, self._max_match)
+        place = index.find(request.tokens, self._max_match, self._most_places)
         return [] if place is None else _continued(request.tokens, place, most)
 
 
@@ -73,14 +76,16 @@ class _Index:
             heads[key] = place
         return self._next == len(tokens)
 
-    def find(self, tokens: Sequence[int], most: int) -> int | None:
-        """Return the place before which `n` to `most` tokens, as many as possible, match the end; else None."""
+    def find(self, tokens: Sequence[int], most: int, most_places: int) -> int | None:
+        """Return the place before which `n` to `most` tokens, as many as possible, match the end; else None. Looks
+        at up to `most_places` places.
+        """
         end = len(tokens)
         if end < self._n:
             return None
         place = self._heads[hash(tuple(tokens[end - self._n :])) & self._mask]
         best, best_length = None, self._n - 1  # Other n-grams of the same hash match fewer tokens.
-        for _ in range(_MOST_PLACES):
+        for _ in range(most_places):
             if place <= max(end - self._mask, 0):  # There is no earlier place, or it has been overwritten.
                 break
             length = _num_equal(tokens, place, end, most)

@@ -20,7 +20,8 @@ class Speculator:
 
         Without a drafter there are no draft tokens.
         """
-        self._drafter = drafter
+        self.drafter = drafter
+        """None as well once it has failed."""
         self._max_drafts, self._adaptive = max_drafts, adaptive
         self._cost = DraftCost()
         self._payoffs: dict[str, Payoff] = {}
@@ -29,7 +30,7 @@ class Speculator:
     @property
     def is_on(self) -> bool:
         """Whether there is a drafter."""
-        return self._drafter is not None
+        return self.drafter is not None
 
     def wants(self, request: Request) -> bool:
         """Whether the request's next step may hold draft tokens: it is then planned once all tokens are known."""
@@ -82,17 +83,17 @@ class Speculator:
     def forget(self, request: Request) -> None:
         """Release the state of a request that gave its pages back."""
         self._payoffs.pop(request.request_id, None)
-        if self._drafter is not None:
-            self._drafter.forget(request)
+        if self.drafter is not None:
+            self.drafter.forget(request)
 
     def _ask(self, requests: Sequence[Request], most: Sequence[int]) -> list[Sequence[int]]:
         """Ask the drafter. If it fails, requests continue without drafts instead of failing."""
-        assert self._drafter is not None
+        assert self.drafter is not None
         try:
-            return self._drafter.propose(requests, most)
+            return self.drafter.propose(requests, most)
         except Exception:
             logger.exception("the drafter failed: speculative decoding is off from now on")
-            self._drafter = None
+            self.drafter = None
             return [()] * len(requests)
 
     def _num_wanted(self, request: Request, most: int, cost: float) -> int:

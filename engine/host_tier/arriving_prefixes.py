@@ -179,6 +179,11 @@ class ArrivingPrefixes:
         del self._awaited[request_id]
         return False
 
+    @property
+    def requests(self) -> set[str]:
+        """The requests that wait for pages."""
+        return set(self._awaited)
+
     def num_coming(self, request_id: str) -> int:
         """Return how many leading tokens of a request have KV once its pages arrive; 0 if it waits for none."""
         awaited = self._awaited.get(request_id)

@@ -49,13 +49,14 @@ class HostKV:
         """
         self._lower = lower
         self._peers: KVPeers = NO_PEERS
-        self._pool = HostPool(memory or HostMemory(), log)
-        self._has_pages = self._pool.num_pages > 0
+        self.pool = HostPool(memory or HostMemory(), log)
+        """The host pages, and the prefixes in them."""
+        self._has_pages = self.pool.num_pages > 0
         self._page_size, self._num_out, self._num_in, self._saved_seconds = page_size, 0, 0, 0.0
-        self._swap = SwapSpace(self._pool, page_size, preemption)
-        self._ends = None if cache is None else host_resume_points(cache, self._pool)
+        self._swap = SwapSpace(self.pool, page_size, preemption)
+        self._ends = None if cache is None else host_resume_points(cache, self.pool)
         self._prefixes = HostPrefixes(
-            self._pool, page_size, min_uses, block_tokens, self._lower, hashes, self._ends
+            self.pool, page_size, min_uses, block_tokens, self._lower, hashes, self._ends
         )
         self.on_evict = self._prefixes.on_evict
         """Called with each node that the device's tree evicts (`KVCacheManager.on_evict`)."""
@@ -65,12 +66,17 @@ class HostKV:
     @property
     def num_pages(self) -> int:
         """All host pages."""
-        return self._pool.num_pages
+        return self.pool.num_pages
 
     @property
     def num_evicted(self) -> int:
         """Pages of prefixes evicted since the start."""
-        return self._pool.num_evicted
+        return self.pool.num_evicted
+
+    @property
+    def requests(self) -> set[str]:
+        """The requests for which KV is here, is on its way, or was looked up: none once they have ended."""
+        return self._swap.requests | self._prefixes.requests
 
     def connect(self, peers: KVPeers) -> None:
         """Fetch prefixes from other engines through `peers` from now on."""
@@ -88,7 +94,7 @@ class HostKV:
     @property
     def traffic(self) -> HostTraffic:
         """The pages copied in both directions."""
-        return HostTraffic(self._num_out, self._num_in, self._pool.page_bytes, self._saved_seconds)
+        return HostTraffic(self._num_out, self._num_in, self.pool.page_bytes, self._saved_seconds)
 
     def reset(self) -> int:
         """Forget all prefixes that no request is about to read; return the number of pages that this freed."""
@@ -105,7 +111,7 @@ class HostKV:
     def begin_step(self) -> None:
         """Begin to plan a step, which will run after the copies of all steps before it."""
         if self._has_pages:
-            self._pool.begin_step()
+            self.pool.begin_step()
             self._prefixes.begin_step()
 
     # --- to the host ---------------------------------------------------------------------------------------
@@ -190,10 +196,10 @@ class HostKV:
         reached = self.reach(request, prefix, tokens_per_second)
         self.hold(request, prefix, reached)
         if reached > prefix.num_reusable and tokens_per_second:
-            pages = -(-(reached - prefix.num_held) // self._page_size) + self._pool.state_pages
+            pages = -(-(reached - prefix.num_held) // self._page_size) + self.pool.state_pages
             self._saved_seconds += (
                 reached - prefix.num_reusable
-            ) / tokens_per_second - pages * self._pool.page_seconds
+            ) / tokens_per_second - pages * self.pool.page_seconds
         return reached
 
     def is_of_prefix(self, request_id: str) -> bool:
@@ -221,12 +227,12 @@ class HostKV:
         """Keep the pages `first` to `last` (exclusive) of a prefix, up to the first gap, where they are until
         `take_back`.
         """
-        tier = self._pool.tier
+        tier = self.pool.tier
         return tier.lend(keys, first, first + tier.count(keys, first, last))
 
     def take_back(self, pages: Sequence[TierPage]) -> None:
         """Undo one `lend`."""
-        self._pool.tier.take_back(pages)
+        self.pool.tier.take_back(pages)
 
     def forget(self, request_id: str) -> None:
         """Release all pages of a request that has ended. Idempotent."""

@@ -210,6 +210,11 @@ class HostPrefixes:
         pages = self._tier.pin(self._keys_of(request, first), first, stop)
         self._held[request.request_id] = _Held(first, pages, end, at_end)
 
+    @property
+    def requests(self) -> set[str]:
+        """The requests that hold pages, wait for some, or have looked for them."""
+        return {*self._held, *self._keys, *self._arriving.requests}
+
     def holds(self, request_id: str) -> bool:
         """Whether pages are kept for a request."""
         return request_id in self._held

@@ -57,6 +57,11 @@ class SwapSpace:
         self._swapped: dict[str, _SwappedRequest] = {}
         self._share_lost = 1.0  # moving average: share of such KV that the tree had lost at readmission
 
+    @property
+    def requests(self) -> set[str]:
+        """The requests whose KV is here."""
+        return set(self._swapped)
+
     def account(self) -> HostAccount:
         """Count the pool's pages by state; the invariant is that they add up to its `num_pages`."""
         held = sum(len(swapped.pages) + len(swapped.at_end) for swapped in self._swapped.values())

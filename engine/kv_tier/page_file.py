@@ -40,7 +40,7 @@ class RankFiles:
     def __init__(self, directory: Path, page_bytes: int, rank: int = 0, num_ranks: int = 1) -> None:
         """`page_bytes`: bytes of the rank's part of a page."""
         self.directory, self.num_ranks = directory, num_ranks
-        self._page_bytes, self._rank = page_bytes, rank
+        self._page_bytes, self.rank = page_bytes, rank
         self._num_written = 0
 
     def size(self, num_blocks: int) -> int:
@@ -51,7 +51,7 @@ class RankFiles:
         """Write a page and the hashes of its blocks. Raises OSError, and then leaves no file."""
         end = struct.pack(f"<{len(blocks)}Q", *blocks)
         pieces = [*pieces, memoryview(end)] if end else pieces
-        path = self._path(key, self._rank)
+        path = self._path(key, self.rank)
         self._num_written += 1
         part = path.with_name(f"{os.getpid()}-{id(self)}-{self._num_written}{WRITING}")
         header = _MAGIC + _checksum(key, pieces).to_bytes(_CRC_BYTES, "little") + key
@@ -69,7 +69,7 @@ class RankFiles:
         """Read a page into memory, and return the hashes of its blocks. Raises OSError (FileNotFoundError if there
         is none) and SpoiltFile; the memory may be overwritten all the same.
         """
-        path = self._path(key, self._rank)
+        path = self._path(key, self.rank)
         header = bytearray(_HEADER)
         with open_regular(path) as file:
             num_blocks = self._num_blocks(os.fstat(file.fileno()).st_size)
@@ -86,7 +86,7 @@ class RankFiles:
 
     def blocks_in(self, key: bytes) -> tuple[int, ...]:
         """Read the end of a file, unchecked: wrong blocks can only mislead a router."""
-        with contextlib.suppress(OSError), open_regular(self._path(key, self._rank)) as file:
+        with contextlib.suppress(OSError), open_regular(self._path(key, self.rank)) as file:
             num_blocks = self._num_blocks(os.fstat(file.fileno()).st_size)
             if num_blocks:
                 data = os.pread(file.fileno(), num_blocks * _BLOCK_BYTES, _HEADER + self._page_bytes)

@@ -26,6 +26,7 @@ from engine.attention.state_batch import StateRow
 from engine.attention.state_slots import LayerState
 from engine.layers.operations import Operations
 from engine.model_config.config import ModelConfig
+from engine.model_parts.parts import DeltaNetConfig
 from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaHeads, unsupported
 
 _PIECE = 64
@@ -43,7 +44,7 @@ class GatedDeltaNet(nn.Module):
         super().__init__()
         shape = config.delta_net
         assert shape is not None
-        self._shape, self._eps = shape, config.norms.eps
+        self.shape, self._eps = shape, config.norms.eps
         self.in_proj = nn.Linear(config.hidden_size, shape.channels + shape.values, bias=False)
         # Not a linear layer, which would be quantized: it is small, and errors of decays add up over a text.
         self.gates_proj = nn.Parameter(torch.empty(2 * shape.num_value_heads, config.hidden_size))
@@ -59,27 +60,27 @@ class GatedDeltaNet(nn.Module):
         """Map [N, hidden_size] to the same shape; reads and writes the step's states."""
         batch = step.batch.states
         assert batch is not None, "a step of a recurrent model has states"
-        mixed, z = self.in_proj(x).tensor_split((self._shape.channels,), dim=1)
+        mixed, z = self.in_proj(x).tensor_split((self.shape.channels,), dim=1)
         gates = F.linear(x, self.gates_proj)
         inputs = DeltaInputs(mixed, *self._strengths(gates), z)
         if not batch.rows:
-            gated = self._step(inputs, state, batch.sources, batch.targets)
+            gated = self.heads.step(inputs, state, batch.sources, batch.targets)
         else:
             gated = torch.empty_like(z)
             if len(batch.plain):
-                gated[batch.plain] = self._step(inputs.at(batch.plain), state, batch.sources, batch.targets)
+                gated[batch.plain] = self.heads.step(inputs.at(batch.plain), state, batch.sources, batch.targets)
             runs = [self._run_of(inputs, gates, state, row) for row in batch.rows]
-            for row, output in zip(batch.rows, self._run(runs, state), strict=True):
+            for row, output in zip(batch.rows, self.heads.run(runs, state), strict=True):
                 gated[row.first : row.first + row.num_tokens] = output
         result: torch.Tensor = self.o_proj(gated)
         return result
 
     @cached_property
-    def _native(self) -> NativeDeltaHeads | None:
-        """The native kernels, if there are any. First used when the weights are loaded."""
-        if self.conv.device.type != "cpu" or unsupported(self._shape, self.conv.dtype):
-            return None
-        return NativeDeltaHeads(self._shape, self.conv, self.norm, self._eps)
+    def heads(self) -> NativeDeltaHeads | TorchDeltaHeads:
+        """Its heads, by the native kernels if there are any. First used when the weights are loaded."""
+        if self.conv.device.type != "cpu" or unsupported(self.shape, self.conv.dtype):
+            return TorchDeltaHeads(self.shape, self.conv, self.norm, self._eps)
+        return NativeDeltaHeads(self.shape, self.conv, self.norm, self._eps)
 
     def _run_of(self, inputs: DeltaInputs, gates: torch.Tensor, state: LayerState, row: StateRow) -> DeltaRun:
         """Return the tokens of a row, replayed ones first, and record its drafts for the next step.
@@ -87,7 +88,7 @@ class GatedDeltaNet(nn.Module):
         gates: [N, 2 * num_value_heads], the source of the decays and strengths in the step's inputs
         """
         own = slice(row.first, row.first + row.num_tokens)
-        num_replayed, num_channels = row.num_replayed, self._shape.channels
+        num_replayed, num_channels = row.num_replayed, self.shape.channels
         run = inputs.at(own)
         if num_replayed:
             # A copy, because this step's drafts may go to the same slot.
@@ -106,37 +107,49 @@ class GatedDeltaNet(nn.Module):
         kept = [(num_replayed + position, slot) for position, slot in row.borders]
         return DeltaRun(run, num_replayed, row.source, [*kept, (last, row.target)])
 
-    def _step(
+    def _strengths(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Map [T, 2 * num_value_heads] to the logarithm of the decay and to the strength of the update, float32
+        [T, num_value_heads] each.
+        """
+        strength, decay = gates.chunk(2, 1)
+        decay = -self.log_decay.float().exp() * F.softplus(decay.float() + self.decay_bias)
+        return decay, strength.sigmoid().float()
+
+
+class TorchDeltaHeads:
+    """A layer's heads by torch, on any device: what `NativeDeltaHeads` does on a CPU."""
+
+    def __init__(self, shape: DeltaNetConfig, conv: torch.Tensor, norm: torch.Tensor, eps: float) -> None:
+        """conv: [channels, kernel]; norm: [value_dim]."""
+        self._shape, self._conv, self._norm, self._eps = shape, conv, norm, eps
+
+    def step(
         self, inputs: DeltaInputs, state: LayerState, sources: torch.Tensor, targets: torch.Tensor
     ) -> torch.Tensor:
         """Advance the states of D rows by one token each; return [D, num_value_heads * value_dim].
 
         sources, targets: int64 [D]
         """
-        if self._native is not None:
-            return self._native.step(inputs, state, sources, targets)
         seen = torch.cat((state.inputs.index_select(0, sources), inputs.mixed[:, None]), 1)
         state.inputs.index_copy_(0, targets, seen[:, 1:])
-        query, key, value = self._heads(F.silu((seen * self.conv.t()).sum(1)))
+        query, key, value = self._split(F.silu((seen * self._conv.t()).sum(1)))
         matrices = state.matrices.index_select(0, sources)
         found = advance(matrices, query, key, value, inputs.decay, inputs.strength)
         state.matrices.index_copy_(0, targets, matrices)
         return self._gated(found, inputs.z)
 
-    def _run(self, runs: Sequence[DeltaRun], state: LayerState) -> list[torch.Tensor]:
+    def run(self, runs: Sequence[DeltaRun], state: LayerState) -> list[torch.Tensor]:
         """Advance each row's state by all its tokens; return, for each row, [T - num_replayed,
         num_value_heads * value_dim].
         """
-        if self._native is not None:
-            return self._native.run(runs, state)
         return [self._run_one(run, state) for run in runs]
 
     def _run_one(self, run: DeltaRun, state: LayerState) -> torch.Tensor:
         mixed, decay, strength, z = run.inputs
         seen = torch.cat((state.inputs[run.source], mixed))
         # Depthwise: each channel by itself, over time.
-        convolved = F.conv1d(seen.t()[None], self.conv[:, None], groups=self._shape.channels)[0].t()
-        query, key, value = (part.transpose(0, 1) for part in self._heads(F.silu(convolved)))
+        convolved = F.conv1d(seen.t()[None], self._conv[:, None], groups=self._shape.channels)[0].t()
+        query, key, value = (part.transpose(0, 1) for part in self._split(F.silu(convolved)))
         decay, strength = decay.t(), strength.t()
         matrices, outputs, begin = state.matrices[run.source], [], 0
         for end, slot in [*run.kept, (len(mixed), None)]:
@@ -153,11 +166,11 @@ class GatedDeltaNet(nn.Module):
 
     def _gated(self, found: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """Norm and gate the queries' results, float32 [T, num_value_heads, value_dim]; return the shape of z."""
-        normed = F.rms_norm(found, (self._shape.value_dim,), eps=self._eps) * self.norm
+        normed = F.rms_norm(found, (self._shape.value_dim,), eps=self._eps) * self._norm
         gated = normed * F.silu(z.unflatten(1, normed.shape[1:]).float())
         return gated.to(z.dtype).flatten(1)
 
-    def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _split(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Split [T, channels] into queries, keys and values of each value head, float32 [T, num_value_heads, dim].
         Queries and keys are unit vectors, and queries are scaled.
         """
@@ -169,14 +182,6 @@ class GatedDeltaNet(nn.Module):
             _unit(part.unflatten(1, (-1, shape.key_dim))).repeat_interleave(each, 1) for part in (query, key)
         )
         return query * shape.key_dim**-0.5, key, value.unflatten(1, (-1, shape.value_dim))
-
-    def _strengths(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map [T, 2 * num_value_heads] to the logarithm of the decay and to the strength of the update, float32
-        [T, num_value_heads] each.
-        """
-        strength, decay = gates.chunk(2, 1)
-        decay = -self.log_decay.float().exp() * F.softplus(decay.float() + self.decay_bias)
-        return decay, strength.sigmoid().float()
 
 
 def advance(

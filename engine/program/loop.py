@@ -76,7 +76,8 @@ class EngineLoop:
         self._load = scheduler.load(clock())
         self._load_at = clock()
         self._deliveries = Deliveries(stream_interval_s)
-        self._on_step: Callable[[StepStats], None] = lambda _: None
+        self.on_step: Callable[[StepStats], None] = lambda _: None
+        """Called with the figures of each step."""
         self._on_failure: Callable[[str], None] = lambda _: None
         self.self_test = SelfTest()
         """Whether steps fail, and why."""
@@ -190,7 +191,7 @@ class EngineLoop:
         """
         if self._thread is not None:
             raise RuntimeError("the loop is running already; call start once")
-        self._on_step, self._on_failure = on_step or self._on_step, on_failure or self._on_failure
+        self.on_step, self._on_failure = on_step or self.on_step, on_failure or self._on_failure
         self._deliveries.deliver = on_events
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._thread.start()
@@ -351,7 +352,7 @@ class EngineLoop:
         now = self._update_load()
         plan, prepare, sample = launched.plan, result.prepare_seconds, result.sample_seconds
         forward = max(launched.step.seconds - prepare - sample, 0.0)
-        self._on_step(
+        self.on_step(
             StepStats(
                 StageSeconds(launched.schedule, launched.prepare + prepare, forward, sample, now - ran),
                 num_requests=len(plan.chunks),

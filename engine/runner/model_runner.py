@@ -78,9 +78,7 @@ class ModelRunner:
         self.max_model_len = model_config.max_position_embeddings
         self.fingerprint = ""
         """Fingerprint of the model's files (`engine.model_files.model_directory`); "" if it has none."""
-        self._decoder = decoder
-        self._attention = attention
-        self._pages = pages
+        self.decoder, self.attention, self.pages = decoder, attention, pages
         self._ranks = ranks
         self._sampler = shared(sampler_for(model_config.eos_token_ids, self.device), ranks)
         self._host: HostKVPages | None = None
@@ -100,7 +98,7 @@ class ModelRunner:
     def add_host_pages(self, num_pages: int) -> None:
         """Allocate host pages for the KV of preempted requests, and measure how long copying takes."""
         if num_pages:
-            self._host = HostKVPages(self._pages, num_pages)
+            self._host = HostKVPages(self.pages, num_pages)
             host = self._host
             self.host_memory = HostMemory(num_pages, host.measure(), host.page_bytes, host.state_pages)
 
@@ -119,9 +117,9 @@ class ModelRunner:
     @property
     def page_memory(self) -> BytesOfPages | None:
         """The bytes of this rank's pages, for other engines; None without host pages."""
-        if self._host is None or self._pages.states is not None or self.layer_groups is not None:
+        if self._host is None or self.pages.states is not None or self.layer_groups is not None:
             return None  # KV without its resume point would be of no use there.
-        return BytesOfPages(self._pages, self._host, self.fingerprint)
+        return BytesOfPages(self.pages, self._host, self.fingerprint)
 
     def part_reader(self, report: Callable[[int, bytes | memoryview], None]) -> PartReader | None:
         """Return the reader of a later rank's parts of pages, which calls `report`; None without `page_memory`."""
@@ -133,15 +131,15 @@ class ModelRunner:
         which unused rows write.
         """
         limit = self.max_model_len
-        contexts = contexts_up_to(limit, is_planned=self._attention.plans_by_bounds)
+        contexts = contexts_up_to(limit, is_planned=self.attention.plans_by_bounds)
         sizes = DecodeSizes(sizes_up_to(max_running), contexts)
         layout = RowLayout(
             sizes.rows[-1],
             -(-limit // self.page_size),
             self.page_size,
             self._reserve(),
-            self._pages.null_page,
-            self._pages.num_groups,
+            self.pages.null_page,
+            self.pages.num_groups,
         )
         choose = graph_chooser_for(self.device)
         self._decodes = DecodeGraphs(
@@ -169,18 +167,18 @@ class ModelRunner:
         heads = config.attention
         is_plain = heads.latent is None and config.chunk is None
         most = max([max_tokens, *(size.num_tokens for size in draft_sizes(widths, max_running))])
-        assert isinstance(self._decoder, Decoder), "graphs are for GPUs"
-        weight = self._decoder.embed.weight
+        assert isinstance(self.decoder, Decoder), "graphs are for GPUs"
+        weight = self.decoder.embed.weight
         hidden = torch.zeros(most, config.hidden_size, dtype=weight.dtype, device=self.device)
-        drafts, spreads, pieces, num_groups = None, None, None, self._pages.num_groups
+        drafts, spreads, pieces, num_groups = None, None, None, self.pages.num_groups
         room = self.max_model_len, self.page_size
-        if widths and self._attention.captures_prompts:
+        if widths and self.attention.captures_prompts:
             drafts = DraftGraphs(self._layers, widths, max_running, *room, empty_slot, hidden, capture, num_groups)
         if self.spreads_prompts and spread_sizes(max_tokens):
             spreads = SpreadGraphs(self._layers, max_tokens, *room, empty_slot, hidden, capture)
         above = 0 if spreads is None else LONGEST
         if max_tokens > above and is_plain:
-            decoder = partial(self._decoder, pages=self._pages)
+            decoder = partial(self.decoder, pages=self.pages)
             shape = heads.num_heads, heads.head_dim
             pieces = PieceGraphs(decoder, max_tokens, *shape, empty_slot, hidden, capture, num_groups, above)
         self._others = TokenGraphs(drafts, spreads, pieces)
@@ -189,7 +187,7 @@ class ModelRunner:
     @property
     def spreads_prompts(self) -> bool:
         """Whether a step with few tokens of a prompt may have a row for each of them."""
-        return self._attention.spreads_prompts
+        return self.attention.spreads_prompts
 
     def _reserve(self) -> int:
         """Reserve and return the page to which unused rows and tokens of graphs write."""
@@ -203,12 +201,12 @@ class ModelRunner:
         for `max_drafts` draft tokens.
         """
         model = self.model_config
-        before = self._pages.states
+        before = self.pages.states
         dtype = self.kv_dtype if before is None else before.dtype
         states = StateSlots.of(model, num_slots, max_drafts, dtype, self.device)
         groups = self.layer_groups
         pages = KVPages.of(model, num_pages, self.page_size, self.kv_dtype, self.device, states, groups)
-        runner = ModelRunner(model, self._decoder, self._attention, pages, self._ranks, groups)
+        runner = ModelRunner(model, self.decoder, self.attention, pages, self._ranks, groups)
         runner.max_model_len, runner.fingerprint = self.max_model_len, self.fingerprint
         return runner
 
@@ -221,7 +219,7 @@ class ModelRunner:
     @property
     def kv_bytes(self) -> int:
         """Bytes of all pages."""
-        return self._pages.data.nbytes
+        return self.pages.data.nbytes
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -269,12 +267,12 @@ class ModelRunner:
         stages.begin_forward()
         hidden, is_replayed = self._hidden(ids, step.batch)
         vocab_size = self.model_config.vocab_size
-        scores = score(self._decoder.logits, hidden, step.wanted, vocab_size, SLICE_BYTES)
-        pooled = pool(self._decoder, hidden, step.pooled) if step.pooled else {}
+        scores = score(self.decoder.logits, hidden, step.wanted, vocab_size, SLICE_BYTES)
+        pooled = pool(self.decoder, hidden, step.pooled) if step.pooled else {}
         if not step.num_rows:
             stages.wait()  # Other threads read its pages once its result is there.
             return StepResult((), (), None, stages.prepare_seconds, prompt_logprobs=scores, pooled=pooled)
-        logits = self._decoder.logits(step.sampling(hidden))
+        logits = self.decoder.logits(step.sampling(hidden))
         stages.begin_sampling()
         rows = step.rows([] if before is None else self._read())
         self._sampled, logprobs = self._sampler.sample(logits, rows)
@@ -306,8 +304,8 @@ class ModelRunner:
         return self._underway.wait()
 
     def _decode(self, token_ids: torch.Tensor, batch: AttentionBatch, logits: torch.Tensor) -> None:
-        assert isinstance(self._decoder, Decoder), "graphs are for GPUs"
-        self._decoder.logits(self._layers(token_ids, batch), logits)
+        assert isinstance(self.decoder, Decoder), "graphs are for GPUs"
+        self.decoder.logits(self._layers(token_ids, batch), logits)
 
     def _hidden(self, token_ids: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, bool]:
         """Return the hidden states of a step's tokens, and whether graphs were replayed for them."""
@@ -315,11 +313,11 @@ class ModelRunner:
         return (self._layers(token_ids, batch), False) if found is None else found
 
     def _layers(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        hidden: torch.Tensor = self._decoder(token_ids, self._prepare(batch), self._pages)
+        hidden: torch.Tensor = self.decoder(token_ids, self._prepare(batch), self.pages)
         return hidden
 
     def _prepare(self, batch: AttentionBatch) -> AttentionStep:
-        return self._attention.prepare(batch, self._pages.null_page)
+        return self.attention.prepare(batch, self.pages.null_page)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
@@ -328,7 +326,7 @@ class ModelRunner:
         assert step.batch is not None
         self._copy_pages(step)
         hidden, _ = self._hidden(step.token_ids(None), step.batch)
-        return self._decoder.logits(step.sampling(hidden))
+        return self.decoder.logits(step.sampling(hidden))
 
     def _copy_pages(self, step: PreparedStep | GraphStep) -> None:
         if self._host is not None:
@@ -337,7 +335,7 @@ class ModelRunner:
                 self._host.copy_states_out(step.states_out)
                 self._host.copy_states_in(step.states_in)
             self._host.copy_in(step.swap_in)
-        self._pages.copy(step.copies)
+        self.pages.copy(step.copies)
 
     def _copied(self, step: PreparedStep | GraphStep) -> Callable[[], None]:
         """Return a function that waits for a step's copies to the host, which other threads read later."""

@@ -245,12 +245,12 @@ class KVAllocator:
         needed = self._pages_after(request, lease, growth)
         if self._leaves_room == request.tenant:
             needed += self.cache.num_pages // _LEFT_TO_OTHERS
-        return needed + self._pages_promised(growth) <= self.cache.available
+        return needed + self.pages_promised(growth) <= self.cache.available
 
     def has_spare(self, lease: Lease, num_tokens: int) -> bool:
         """Whether a running request can cover `num_tokens` tokens with pages promised to no other one."""
         needed = self.cache.pages_needed(lease, num_tokens)
-        return not needed or needed <= self.cache.available - self._pages_promised(1)
+        return not needed or needed <= self.cache.available - self.pages_promised(1)
 
     def grow(
         self, step: StepBuilder, request: Request, num_tokens: int, chunk: tuple[int, int], now: float
@@ -366,8 +366,8 @@ class KVAllocator:
         """Note that running requests need other pages than before, because one has more tokens or other pages."""
         self._promised.clear()
 
-    def _pages_promised(self, growth: int) -> int:
-        """Pages that the running requests still need for their tokens and `growth` more each.
+    def pages_promised(self, growth: int) -> int:
+        """Return the pages that the running requests still need for their tokens and `growth` more each.
 
         O(running) for the first of the requests that a step admits, O(1) for the others.
         """

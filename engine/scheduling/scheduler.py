@@ -72,7 +72,7 @@ class Scheduler:
         max_seconds = None if settings.max_step_ms is None else settings.max_step_ms / 1000
         self._budget = PrefillBudget(settings.max_step_tokens, max_seconds, settings.max_step_stretch)
         self._sharing = PrefillSharing(settings.fair_quantum_tokens, whole_prompts=whole_prompts)
-        self._speculator = speculator or Speculator()
+        self.speculator = speculator or Speculator()
         self._requests: dict[str, Request] = {}
         self._sharers = Sharers()
         self.waiting = WaitingQueue(settings.max_waiting, settings.max_waiting_tokens)
@@ -147,7 +147,7 @@ class Scheduler:
     @property
     def needs_results(self) -> bool:
         """Whether the step in flight has to end before the next one can be planned."""
-        running, speculator = self.allocator.running, self._speculator
+        running, speculator = self.allocator.running, self.speculator
         return (
             self.allocator.is_starved
             or self.allocator.is_swapping
@@ -173,7 +173,7 @@ class Scheduler:
         self._sharing.charge(step.chunks)
         self._place_prompts(step, now)
         for request in step.preempted:
-            self._speculator.forget(request)
+            self.speculator.forget(request)
         step.to_host.add(allocator.host.take_copies())
         plan = step.build(ended)
         self._num_in_flight += not plan.is_empty
@@ -217,7 +217,7 @@ class Scheduler:
                 for beam in request.beams:
                     self._place(step, beam, beam.num_to_compute, now)
         num_tokens = sum([chunk.num_tokens for chunk in step.chunks]) + len(decodes)
-        proposals = self._speculator.propose(decodes, self._max_step_tokens - num_tokens)
+        proposals = self.speculator.propose(decodes, self._max_step_tokens - num_tokens)
         for request, drafts in zip(decodes, proposals, strict=True):
             if request.status is Status.RUNNING:  # otherwise it was preempted for one before it
                 self._place(step, request, 1, now, drafts)
@@ -307,7 +307,7 @@ class Scheduler:
             if request.status is Status.RUNNING:  # otherwise it ended while the step ran
                 self._computed(chunk, request, end - first, now)
                 if chunk.num_drafts:
-                    self._speculator.verified(request, chunk.num_drafts, end - first - 1)
+                    self.speculator.verified(request, chunk.num_drafts, end - first - 1)
                 if scores and request.request_id in scores:
                     events.append(self._scored(request, scores[request.request_id]))
                 if end > first and request.search is not None:
@@ -324,7 +324,7 @@ class Scheduler:
         if plan.chunks:
             num_decodes = plan.num_decodes + plan.num_drafts
             self._budget.observe(num_decodes, plan.num_prefill, seconds, plan.prefill_context)
-            self._speculator.stepped(len(plan.chunks), plan.num_drafts, plan.num_prefill, now)
+            self.speculator.stepped(len(plan.chunks), plan.num_drafts, plan.num_prefill, now)
         self._num_steps += 1
         self._num_in_flight -= 1
         return events
@@ -449,7 +449,7 @@ class Scheduler:
     ) -> StreamDelta:
         """End a request and release its pages and states. With `keep`, its KV stays in the tree."""
         self.allocator.release(request, now, keep=keep)
-        self._speculator.forget(request)
+        self.speculator.forget(request)
         request.status = Status.FINISHED
         del self._requests[request.request_id]
         self._sharers.remove(request)

@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -142,39 +143,54 @@ def process(*told: str, then: str) -> str:
     return f"import os, time\nfor line in {told!r}:\n    print(line, flush=True)\n{then}"
 
 
+@pytest.fixture
+def run_instead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
+    """Let the next processes run these programs instead; returns the commands that they were to run."""
+
+    def given(*programs: str) -> list[list[str]]:
+        commands: list[list[str]] = []
+        popen, left = subprocess.Popen, iter(programs)
+
+        def start(command: list[str], **options: Any) -> subprocess.Popen[str]:
+            commands.append(command)
+            return popen([sys.executable, "-c", next(left)], **options)
+
+        monkeypatch.setattr(subprocess, "Popen", start)
+        return commands
+
+    return given
+
+
 @pytest.mark.parametrize(
     ("then", "why"),
     [("os._exit(3)", "ended with status 3"), ("time.sleep(600)", "took longer than 1 s, and was ended")],
 )
 def test_a_section_that_crashes_or_hangs_costs_no_other(
-    then: str, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    then: str,
+    why: str,
+    run_instead: Callable[..., list[list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """What it told before is kept, and the sections after it get a process of their own."""
     first = process('{"begin": "decode"}', '{"measured": {"what": "decode, 1 row", "model": "m"}}', then=then)
     second = process('{"begin": "prefill"}', '{"end": "prefill"}', then="")
-    programs = iter((first, second))
-    monkeypatch.setitem(gpu._SECTIONS, "decode", gpu.Share(1, 1))
-    monkeypatch.setattr(gpu.Run, "_command", lambda *_: [sys.executable, "-c", next(programs)])
+    commands = run_instead(first, second)
+    monkeypatch.setitem(gpu.SECTIONS, "decode", gpu.Share(1, 1))
     report = Report(tmp_path / "gpu_x", {})
     gpu.Run(report, parse_args(["--minutes", "5"])).job(gpu.Job(("decode", "prefill"), "m"))
     assert [*report.failed] == ["m decode"] and why in report.failed["m decode"]
     assert [line.what for line in report.measurements] == ["decode, 1 row"]
-    assert next(programs, None) is None
+    assert len(commands) == 2
 
 
 def test_a_machine_that_cannot_be_measured_costs_no_other_section(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run_instead: Callable[..., list[list[str]]], tmp_path: Path
 ) -> None:
     """The sections after it are not told any rates."""
-    programs = iter((process('{"begin": "machine"}', then="os._exit(3)"), process('{"end": "decode"}', then="")))
-    commands: list[list[str]] = []
-    make = gpu.Run._command
-
-    def command(run: gpu.Run, job: gpu.Job, left: list[str]) -> list[str]:
-        commands.append(make(run, job, left))
-        return [sys.executable, "-c", next(programs)]
-
-    monkeypatch.setattr(gpu.Run, "_command", command)
+    commands = run_instead(
+        process('{"begin": "machine"}', then="os._exit(3)"), process('{"end": "decode"}', then="")
+    )
     report = Report(tmp_path, {})
     gpu.Run(report, parse_args(["--minutes", "5", "--only", "decode"])).all(["qwen3-0.6b"])
     assert [*report.failed] == ["machine"] and not report.left_out
@@ -184,32 +200,56 @@ def test_a_machine_that_cannot_be_measured_costs_no_other_section(
     assert report.path == tmp_path / "gpu_unknown"
 
 
-def test_a_process_that_does_not_start_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_process_that_does_not_start_is_ended(
+    run_instead: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
     """Importing has a time of its own, which no section pays for."""
-    monkeypatch.setattr(gpu, "_START_S", 0.1)
-    monkeypatch.setattr(gpu.Run, "_command", lambda *_: [sys.executable, "-c", process(then="time.sleep(600)")])
+    run_instead(process(then="time.sleep(600)"))
     report = Report(tmp_path / "gpu_x", {})
-    gpu.Run(report, parse_args(["--minutes", "5"])).job(gpu.Job(("decode",), "m"))
+    gpu.Run(report, parse_args(["--minutes", "5"]), start_s=0.1).job(gpu.Job(("decode",), "m"))
     assert report.failed == {"m decode": "took longer than 0 s to start, and was ended"}
 
 
-def test_when_the_time_is_over_the_rest_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = process('{"begin": "decode"}', then="time.sleep(600)")
-    monkeypatch.setattr(gpu.Run, "_command", lambda *_: [sys.executable, "-c", program])
+def test_when_the_time_is_over_the_rest_is_left_out(
+    run_instead: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    run_instead(process('{"begin": "decode"}', then="time.sleep(600)"))
     report = Report(tmp_path / "gpu_x", {})
     gpu.Run(report, parse_args(["--minutes", "0.04"])).job(gpu.Job(("decode", "prefill"), "m"))
     assert report.left_out == {"m decode": "the time was over", "m prefill": "the time was over"}
     assert not report.failed
 
 
-def test_a_backend_that_is_wrong_is_not_what_the_engine_is_measured_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "asked", "chosen"),
+    [
+        (["triton"], [], {"attention": "flashinfer"}),
+        (["triton"], ["--set", "attention=triton"], {"attention": "triton"}),
+        ([], [], {}),
+    ],
+)
+def test_a_backend_that_is_wrong_is_not_what_the_engine_is_measured_with(
+    wrong: list[str],
+    asked: list[str],
+    chosen: dict[str, str],
+    run_instead: Callable[..., list[list[str]]],
+    tmp_path: Path,
+) -> None:
+    """It is wrong once and right once."""
+    checks = [(by, False) for by in wrong] + [(by, True) for by in ("triton", "flashinfer", "reference")]
+    told = [
+        json.dumps({"measured": {"what": "attention, decode, bf16", "by": by, "passed": passed}})
+        for by, passed in checks
+    ]
+    commands = run_instead(
+        process('{"end": "machine"}', then=""),
+        process(*told, '{"end": "attention"}', then=""),
+        process('{"end": "decode"}', then=""),
+    )
     report = Report(tmp_path / "gpu_x", {})
-    for by, passed in (("triton", False), ("triton", True), ("flashinfer", True), ("reference", True)):
-        report.measurements.append(Measurement("attention, decode, bf16", by=by, passed=passed))
-    assert gpu.Run(report, parse_args([]))._right_attention() == {"attention": "flashinfer"}
-    assert gpu.Run(report, parse_args(["--set", "attention=triton"]))._right_attention() == {}
-    report.measurements.pop(0)
-    assert gpu.Run(report, parse_args([]))._right_attention() == {}
+    gpu.Run(report, parse_args(["--minutes", "5", "--only", "attention,decode", *asked])).all(["qwen3-0.6b"])
+    settings = [json.loads(command[command.index("--settings") + 1]) for command in commands]
+    assert settings == [settings[0], settings[0], chosen] and not report.failed
 
 
 def test_only_what_is_asked_for_is_run() -> None:
@@ -220,7 +260,7 @@ def test_only_what_is_asked_for_is_run() -> None:
         ("cuda_graphs", "off"),
     ]
     everything = [section for job in jobs(["llama-3.1-8b"], []) for section in job.sections]
-    assert {*everything, "machine"} == set(gpu._SECTIONS)
+    assert {*everything, "machine"} == set(gpu.SECTIONS)
     for wrong in (["--only", "decodes"], ["--models", "gpt"], ["--minutes", "0"], ["--set", "page_size"]):
         with pytest.raises(SystemExit):
             parse_args(wrong)

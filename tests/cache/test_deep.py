@@ -164,7 +164,7 @@ def test_what_parts_inside_one_page_is_not_all_looked_at_when_one_of_it_comes_or
 
     for last in range(1000, 2000):
         serve(last)
-    common = cache._tree.find_root(NS)
+    common = cache.tree.find_root(NS)
     while common is not None and common.end < 40:
         (common,) = common.children.values()
     assert common is not None and len(common.children) == 1000

@@ -154,5 +154,5 @@ def test_without_a_prefix_cache_forks_are_neither_found_nor_reported() -> None:
     assert checked.cache.account().locked == 8, "two groups of equal tokens share nothing"
     for client in (first, fork, twin, other):
         checked.end(client)
-    assert checked.cache.account().free == 40 and not checked.cache._tree._roots
+    assert checked.cache.account().free == 40 and not checked.cache.tree.roots
     assert checked.cache.prefix_log is not None and checked.cache.prefix_log.drain() == ([], [])

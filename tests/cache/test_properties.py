@@ -41,7 +41,7 @@ def run_history(
     assert checked.cache.account() == (*checked.cache.account()[:2], num_shared, 0, 0)
     checked.cache.reset()
     assert checked.cache.account() == (num_pages - num_shared, 0, num_shared, 0, 0)
-    assert set(checked.cache._tree._roots) == ({NAMESPACES[0]} if shared else set())
+    assert set(checked.cache.tree.roots) == ({NAMESPACES[0]} if shared else set())
     assert not any(node.gates for node, _ in checked.paths())
     return checked
 

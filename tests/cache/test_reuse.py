@@ -199,7 +199,7 @@ def test_namespaces_share_nothing_and_leave_nothing() -> None:
         checked.cache.finish(
             checked.cache.lock(checked.cache.match(Namespace("m", "", str(salt)), [1, 2], 1.0)), [], 1.0
         )
-    assert not checked.cache._tree._roots
+    assert not checked.cache.tree.roots
 
 
 def test_without_a_prefix_cache_nothing_is_found_and_everything_is_private() -> None:

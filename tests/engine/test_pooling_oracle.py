@@ -186,7 +186,7 @@ def test_a_prompt_may_take_the_whole_context_and_no_more(model: Path) -> None:
 
 def test_values_that_are_not_finite_fail_that_request_alone(model: Path) -> None:
     engine = engine_for(model)
-    decoder: Any = engine.runner._decoder  # type: ignore[attr-defined]
+    decoder: Any = engine.runner.decoder  # type: ignore[attr-defined]
     normed = decoder.normed
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,8 @@ from benchmarks.soak import STEPS
 from benchmarks.soak_episode import Episode
 from cache import KVCacheManager, Lease
 from cache.node import Node
+from cache.radix_tree import page_of
 from cache.tiers.loans import Loan, Loans
-from cache.tiers.page_keys import PageKeys
 from cache.tiers.page_tier import PageTier, TierPage
 from engine.host_tier.host_pool import Copies
 from engine.host_tier.host_prefixes import HostPrefixes
@@ -68,8 +68,13 @@ def forgets_the_copy(fork: Any) -> Any:
     return wrong
 
 
-def unpinned(tier: PageTier, keys: PageKeys, first: int, stop: int) -> list[TierPage]:
-    return [tier._found[keys[page]] for page in range(first, stop)]
+def unpins(pin: Any) -> Any:
+    def wrong(tier: PageTier, *which: Any) -> list[TierPage]:
+        pages: list[TierPage] = pin(tier, *which)
+        tier.unpin(pages)
+        return pages
+
+    return wrong
 
 
 def lends_a_page_too_many(lend: Any) -> Any:
@@ -77,9 +82,8 @@ def lends_a_page_too_many(lend: Any) -> Any:
 
     def wrong(loans: Loans, node: Node | None, length: int) -> Loan | None:
         loan: Loan | None = lend(loans, node, length)
-        if loan is not None and node is not None:
-            table = loans._tree.table(node)
-            return Loan(loan.node, table[: -(-length // loans._tree.page_size)])
+        if loan is not None and node is not None and length > loan.node.end:
+            return Loan(loan.node, [*loan.pages, page_of(node, len(loan.pages))])
         return loan
 
     return wrong
@@ -94,8 +98,8 @@ DEFECTS: list[tuple[type, str, Wrap]] = [
     (HostPrefixes, "hold", lambda hold: lambda *args: None),
     (HostPrefixes, "load", copies_nothing_back),
     (HostPrefixes, "drop", lambda drop: lambda prefixes, copies: prefixes.settle(copies)),
-    (PageTier, "pin", lambda pin: unpinned),
-    (PageTier, "lend", lambda lend: unpinned),
+    (PageTier, "pin", unpins),
+    (PageTier, "lend", unpins),
     (Loans, "lend", lends_a_page_too_many),
     (Scheduler, "needs_results", lambda needs: False),
 ]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -56,7 +60,7 @@ def test_a_mirror_of_the_events_knows_what_the_tree_holds(
     driver.end()
     checked.cache.reset()
     check()
-    assert not events._notes and not events._changed
+    assert events.drain() == []
 
 
 def serve(cache: KVCacheManager, tokens: list[int], namespace: Namespace = OPEN) -> None:
@@ -123,14 +127,17 @@ def test_tiers_are_told_apart_and_what_is_nowhere_is_forgotten() -> None:
     events.drop([12], Tier.FILE)
     events.evict([11])
     assert events.drain() == [BlocksRemoved(Tier.DEVICE, [11]), BlocksRemoved(Tier.FILE, [12]), None]
-    assert not events._blocks
+    events.keep([11, 12], Tier.HOST)
+    assert events.drain() == [], "neither is known any more"
 
 
 def test_what_came_and_went_is_not_told() -> None:
     events = BlockEvents(2)
     events.store(OPEN, None, [11], array("i", [1, 2]))
     events.evict([11])
-    assert events.drain() == [] and not events._blocks
+    assert events.drain() == []
+    events.keep([11], Tier.HOST)
+    assert events.drain() == [], "it is not known any more"
     events.store(OPEN, None, [11], array("i", [1, 2]))
     events.drain()
     events.evict([11])
@@ -138,29 +145,54 @@ def test_what_came_and_went_is_not_told() -> None:
     assert events.drain() == []
 
 
+@contextmanager
+def tracing() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+
+
 def test_without_a_reader_no_more_is_kept_than_what_is_held() -> None:
-    events = BlockEvents(1)
-    for number in range(20 * MAX_NOTES):
-        events.store(OPEN, None, [number], array("i", [1]))
-        events.evict([number])
-    assert len(events._notes) <= MAX_NOTES and len(events._blocks) <= MAX_NOTES
+    events, tokens = BlockEvents(1), array("i", [1])
+    with tracing():
+        for number in range(6 * MAX_NOTES):
+            events.store(OPEN, None, [number], tokens)
+            events.evict([number])
+        assert tracemalloc.get_traced_memory()[0] < 512 * MAX_NOTES
+
+
+class SlowToRead(array):  # type: ignore[type-arg]
+    """Tokens at which a reader stays until the test lets it go on."""
+
+    def __init__(self, *_: Any) -> None:
+        self.is_read, self.goes_on = threading.Event(), threading.Event()
+
+    def __getitem__(self, key: Any) -> Any:
+        self.is_read.set()
+        assert self.goes_on.wait(60)
+        return super().__getitem__(key)
 
 
 def test_a_reader_that_is_at_work_never_holds_the_engine_up() -> None:
-    events, is_over = BlockEvents(1), threading.Event()
-    with events._folding:  # as in the midst of a drain
+    events, tokens = BlockEvents(1), SlowToRead("i", [1])
+    events.store(OPEN, None, [0], tokens)
+    with ThreadPoolExecutor(2) as threads:
+        drained = threads.submit(events.drain)
+        try:
+            assert tokens.is_read.wait(60)
 
-        def engine() -> None:
-            for number in range(2 * MAX_NOTES):
-                events.store(OPEN, None, [number], array("i", [1]))
-            is_over.set()
+            def engine() -> None:
+                for number in range(1, 2 * MAX_NOTES):
+                    events.store(OPEN, None, [number], array("i", [1]))
 
-        thread = threading.Thread(target=engine)
-        thread.start()
-        assert is_over.wait(60)
-        thread.join()
-    (stored,) = [change for change in events.drain() if isinstance(change, BlocksStored)][:1]
-    assert stored.blocks[0] == 0
+            threads.submit(engine).result(60)
+            assert not drained.done()
+        finally:
+            tokens.goes_on.set()
+        stored = drained.result(60)[0]
+    assert isinstance(stored, BlocksStored) and stored.blocks[0] == 0
 
 
 def test_a_cache_that_reports_no_blocks_cannot_be_followed() -> None:

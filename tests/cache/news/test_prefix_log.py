@@ -33,7 +33,7 @@ class Listener(CheckedCache):
     def parents(self) -> dict[int, int]:
         """By brute force: every block that lies in the tree as a whole, and the one before it in its prefix."""
         parents: dict[int, int] = {}
-        for namespace, root in self.cache._tree._roots.items():
+        for namespace, root in self.cache.tree.roots.items():
             start = prefix_root(namespace)
             stack = [(root, list[int]())]
             while stack:

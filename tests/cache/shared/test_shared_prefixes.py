@@ -9,7 +9,7 @@ from cache.prefix_hash import block_hashes, prefix_root
 from tests.cache.support.checked_cache import NAMESPACES, CheckedCache
 
 OPEN, SALTED = NAMESPACES[0], NAMESPACES[2]
-OTHER = SALTED._replace(salt="other")
+OTHER = Namespace("m", salt="other")
 SYSTEM = list(range(100, 112))
 
 

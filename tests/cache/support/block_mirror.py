@@ -48,7 +48,7 @@ def prefixes(cache: KVCacheManager, block_tokens: int, salted: bool) -> set[tupl
     """By brute force: the prompts, cut to whole blocks, whose KV lies in the tree."""
     found: set[tuple[int, ...]] = set()
     stack = [
-        (root, tuple[int, ...]()) for namespace, root in cache._tree._roots.items() if salted or not namespace.salt
+        (root, tuple[int, ...]()) for namespace, root in cache.tree.roots.items() if salted or not namespace.salt
     ]
     while stack:
         node, above = stack.pop()

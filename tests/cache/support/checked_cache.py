@@ -23,8 +23,8 @@ NAMESPACES = (Namespace("m"), Namespace("m", "adapter"), Namespace("m", "", "sal
 
 def kv_of(namespace: Namespace, tokens: Sequence[int], num_shared: int = 0) -> list[int]:
     """The KV content at each position; the first `num_shared` tokens are those of all salts."""
-    own = namespace._replace(group=0)
-    content, chain = [], hash(own._replace(salt="") if num_shared else own)
+    own = Namespace(namespace.model, namespace.adapter, namespace.salt)
+    content, chain = [], hash(Namespace(own.model, own.adapter) if num_shared else own)
     for position, token in enumerate(tokens):
         if position == num_shared and num_shared:
             chain = hash((chain, own))
@@ -73,15 +73,23 @@ class CheckedCache:
         """Compute a prefix and share it."""
         self.serve(tokens)
         num_shared = self.cache.share(NAMESPACES[0], tokens)
-        unit = math.lcm(self.cache.page_size, self.cache._block_tokens or 1)
+        unit = math.lcm(self.cache.page_size, self.cache.block_tokens or 1)
         assert num_shared == len(tokens) // unit * unit == self.cache.share(NAMESPACES[0], tokens)
         self.shared.append(list(tokens[:num_shared]))
         self.check()
 
     def shared_pages(self) -> set[int]:
         """The pages of shared prefixes."""
-        tree = self.cache._tree
-        return {page for end in self.cache._shared.nodes for page in tree.table(end)}
+        return {page for end in self.shared_ends() for page in self.cache.tree.table(end)}
+
+    def shared_ends(self) -> set[Node]:
+        """The nodes in which shared prefixes end."""
+        tree, ends = self.cache.tree, set[Node]()
+        for prefix in filter(None, self.shared):
+            node, length = tree.walk(tree.roots[NAMESPACES[0]], prefix, len(prefix))
+            assert length == node.end == len(prefix)
+            ends.add(node)
+        return ends
 
     def num_shared(self, namespace: Namespace, tokens: Sequence[int]) -> int:
         """By brute force: the tokens that a request has of the longest shared prefix."""
@@ -196,12 +204,12 @@ class CheckedCache:
         """Lend the whole pages that are held of `tokens`, which nobody else may notice."""
         goes_on = [*tokens, 99]
         length = self.longest_held(namespace, goes_on) // self.cache.page_size * self.cache.page_size
-        stats, leaf = self.cache.stats.copy(), self.cache._tree.next_to_go()
+        stats, leaf = self.cache.stats.copy(), self.cache.tree.next_to_go()
         uses = {node: (node.hits, node.last_access) for node, _ in self.paths()}
         loan = self.cache.lend(namespace, tokens)
         assert self.cache.stats == stats
         assert all((node.hits, node.last_access) == use for node, use in uses.items())
-        assert leaf is None or leaf.is_locked or self.cache._tree.next_to_go() is leaf
+        assert leaf is None or leaf.is_locked or self.cache.tree.next_to_go() is leaf
         assert (0 if loan is None else len(loan.pages) * self.cache.page_size) == length
         if loan is not None:
             self.loans.append((loan, kv_of(namespace, tokens, self.num_shared(namespace, goes_on))[:length]))
@@ -238,7 +246,7 @@ class CheckedCache:
     @property
     def has_prefix_cache(self) -> bool:
         """Whether anything can be found."""
-        return self.cache._prefix_cache
+        return self.cache.finds_prefixes
 
     # Whole stories, for tests that are about something else
 
@@ -291,7 +299,7 @@ class CheckedCache:
 
     def paths(self) -> Iterator[tuple[Node, list[int]]]:
         """Every node of the tree with the KV content that its path stands for."""
-        for root in self.cache._tree._roots.values():
+        for root in self.cache.tree.roots.values():
             stack: list[tuple[Node, list[int], int]] = [(root, [], 0)]
             while stack:
                 node, tokens, num_shared = stack.pop()
@@ -313,7 +321,7 @@ class CheckedCache:
         for node, content in nodes:
             self.check_node(node)
             self.check_tails(node)
-            pages = self.cache._tree.table(node)
+            pages = self.cache.tree.table(node)
             for position, kv in enumerate(content):
                 assert self.memory[self.place(pages, position)] == kv
         for client in self.clients:
@@ -326,13 +334,13 @@ class CheckedCache:
         """The client's table leads to its own KV, and the pages that it shares are the tree's."""
         lease, page_size = client.lease, self.cache.page_size
         assert lease.node is not None and lease.num_shared == -(-lease.node.end // page_size)
-        assert lease.pages[: lease.num_shared] == self.cache._tree.table(lease.node)
+        assert lease.pages[: lease.num_shared] == self.cache.tree.table(lease.node)
         content = client.content()
         for position in range(client.computed):
             assert self.memory[self.place(lease.pages, position)] == content[position]
         if client.lease.partial:
             assert lease.source is not None
-            source = self.cache._tree.tail_page(lease.source)
+            source = self.cache.tree.tail_page(lease.source)
             assert self.memory[source, lease.partial - 1] == content[lease.num_cached - 1]
         if client.copy is not None:
             assert self.memory[client.copy.source, client.copy.num_tokens - 1] == content[lease.num_cached - 1]
@@ -367,7 +375,7 @@ class CheckedCache:
         account = self.cache.account()
         evictable = [page for node in nodes if not node.pins for page in node.pages]
         locked = [page for node in nodes if node.pins for page in node.pages]
-        free = self.cache._pool._free
+        free = self.cache.pool.free_pages
         counted = account.free, account.evictable, account.locked + account.lent
         assert (len(free), len(evictable), len(locked)) == counted
         owned = [*free, *evictable, *locked]
@@ -377,7 +385,8 @@ class CheckedCache:
 
     def check_locks(self) -> None:
         """Check that exactly the paths of clients and shared prefixes are locked. Call between operations only."""
-        pins: dict[Node, int] = dict.fromkeys(self.cache._shared.nodes, 1)
+        shared = self.shared_ends()
+        pins: dict[Node, int] = dict.fromkeys(shared, 1)
         for client in self.clients:
             for node in (client.lease.node, client.lease.source):
                 if node is not None:
@@ -392,15 +401,15 @@ class CheckedCache:
         for client in self.clients:
             assert client.lease.node is not None
             others = [c.lease.node for c in self.clients if c is not client]
-            others += [*(c.lease.source for c in self.clients), *self.cache._shared.nodes]
+            others += [*(c.lease.source for c in self.clients), *shared]
             others += [loan.node for loan, _ in self.loans]
-            above = {node for other in others if other is not None for node in self.cache._tree.path(other)}
-            ends = [node.end for node in self.cache._tree.path(client.lease.node) if node in above]
+            above = {node for other in others if other is not None for node in self.cache.tree.path(other)}
+            ends = [node.end for node in self.cache.tree.path(client.lease.node) if node in above]
             assert self.cache.shared_tokens(client.lease) == max(ends, default=0)
-        held: list[Node | None] = [*self.cache._shared.nodes]
+        held: list[Node | None] = [*shared]
         for client in self.clients:
             held += [client.lease.node, client.lease.source]
-        used = {node for end in held if end is not None for node in self.cache._tree.path(end)}
+        used = {node for end in held if end is not None for node in self.cache.tree.path(end)}
         lent = sum(len(node.pages) for node, _ in self.paths() if node.pins and node not in used)
         assert self.cache.account().lent == lent
         private = sum(len(c.lease.pages) - c.lease.num_shared for c in self.clients)

@@ -21,6 +21,7 @@ from engine.model_parts.experts_config import ExpertsConfig
 from engine.model_parts.parts import LaterScale
 from engine.models.delta_net import GatedDeltaNet
 from engine.models.native_decoder import NativeDecoder
+from engine.models.native_delta_net import NativeDeltaHeads
 from tests.engine.support.attention_packages import flash_module
 from tests.engine.support.oracle import MORE_FAMILIES, save_tiny
 from tests.engine.support.published_models import PUBLISHED, PUBLISHED_QUANTIZED
@@ -88,15 +89,15 @@ def test_info_says_what_an_engine_would_compute_by_torch(family: str, tmp_path: 
     said = kernels_text(runner.model_config, torch.float32)
     if said.startswith("none: "):
         pytest.skip(said)
-    decoder = runner._decoder
+    decoder = runner.decoder
     if isinstance(decoder, NativeDecoder):
         assert said.startswith(native.kernels(torch.float32).isa)
         return
     recurrent = [layer.attention for layer in decoder.layers if isinstance(layer.attention, GatedDeltaNet)]
     by_kernels = {"native": "attention", "native and reference": "attention of some layers"}
     parts = {
-        by_kernels.get(runner.attention_name, ""): "native" in runner.attention_name,
-        "recurrent layers": any(layer._native is not None for layer in recurrent),
+        by_kernels.get(runner.attention.name, ""): "native" in runner.attention.name,
+        "recurrent layers": any(isinstance(layer.heads, NativeDeltaHeads) for layer in recurrent),
     }
     computed = " and ".join(part for part, holds in parts.items() if holds)
     assert said.startswith(f"{computed} only (" if computed else "nothing of this model (")

@@ -16,7 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention import host_pages
 from engine.attention.copy_streams import CopyStreams, CudaStreams, StreamName
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
@@ -103,13 +102,9 @@ class World:
     def __init__(self) -> None:
         self.streams = NotingStreams()
         self.device = KVPages(2, NUM_PAGES, 3, 1, 2, torch.float32, torch.device("cpu"))
-        before, host_pages._SLOT_BYTES = host_pages._SLOT_BYTES, ROOM * 2 * 2 * 3 * 2 * 4
-        try:
-            self.host = NotedPages(self.device, NUM_HOST, self.streams)
-        finally:
-            host_pages._SLOT_BYTES = before
+        page_bytes = self.device.data[:, :, 0].nbytes
+        self.host = NotedPages(self.device, NUM_HOST, self.streams, slot_bytes=ROOM * page_bytes)
         self.host.noting = self.streams
-        assert self.host._slots[0].pages.shape[1] == ROOM
         self.held, self.kept = [0.0] * NUM_PAGES, [0.0] * NUM_HOST
         self.host.data.zero_()
         self.written = 0.0

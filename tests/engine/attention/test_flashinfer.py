@@ -102,7 +102,7 @@ def test_pages_in_fp8_with_their_scales(install: Install, window: int | None) ->
     assert FlashInferAttention.unavailable(shape, BF16, CUDA) is None
     backend = FlashInferAttention(shape)
     case.attend(backend)
-    pages, query = case.pages.layer(0).to(torch.float8_e4m3fn), torch.cat(case._queries)
+    pages, query = case.pages.layer(0).to(torch.float8_e4m3fn), torch.cat(case.queries)
     attended, expected = (
         each.prepare(case.batch, case.pages.null_page).attend(pages, query, window, (1.5, 0.75))
         for each in (backend, ReferenceAttention(shape))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
-from engine.attention import host_pages
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
-from engine.attention.state_slots import StateSlots
+from engine.attention.state_slots import LayerState, StateSlots
 from engine.model_parts.parts import DeltaNetConfig
 from engine.values.plan import StateCopy
 
@@ -41,28 +42,29 @@ def test_pages_come_back_to_other_places_as_they_were(dtype: torch.dtype, page_s
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("room", [1, 3, 40])
-def test_states_come_back_to_other_slots_as_they_were(
-    dtype: torch.dtype, room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_come_back_to_other_slots_as_they_were(dtype: torch.dtype, room: int) -> None:
     """Through slots for so many pages, to host pages that are not neighbours; the last page is not filled."""
     shape = DeltaNetConfig(num_key_heads=2, num_value_heads=4, key_dim=3, value_dim=5, kernel=4)
     states = StateSlots(3, shape, 4, 2, torch.bfloat16, torch.device("cpu"))
-    for part in (states._inputs, states._matrices, states._drafts):
-        part[:] = torch.randn(part.shape, generator=torch.Generator().manual_seed(1)).to(part.dtype)
+    layers = [states.layer(index) for index in range(3)]
+    generator = torch.Generator().manual_seed(1)
+    for part in itertools.chain(*layers):
+        part[:] = torch.randn(part.shape, generator=generator).to(part.dtype)
     pages = KVPages(4, 8, 3, 2, 5, dtype, torch.device("cpu"), states=states)
-    monkeypatch.setattr(host_pages, "_SLOT_BYTES", room * pages.data[:, :, 0].nbytes)
-    host = HostKVPages(pages, 60)
-    before = [part.clone() for part in (states._inputs, states._matrices, states._drafts)]
+    host = HostKVPages(pages, 60, slot_bytes=room * pages.data[:, :, 0].nbytes)
+    before = [LayerState(*map(torch.clone, layer)) for layer in layers]
     size, order = host.state_pages, torch.randperm(60, generator=torch.Generator().manual_seed(2)).tolist()
     assert size == -(-states.state_bytes // host.page_bytes) > 1
     first, second = tuple(order[:size]), tuple(order[size : 2 * size])
     host.copy_states_out([StateCopy(1, first), StateCopy(3, second)])
-    states._inputs[:, 1], states._matrices[:, 1] = 0, 0
+    for layer in layers:
+        layer.inputs[1], layer.matrices[1] = 0, 0
     host.copy_states_in([StateCopy(0, first), StateCopy(2, second)])
-    for part, was in zip((states._inputs, states._matrices), before, strict=False):
-        assert torch.equal(part[:, 0], was[:, 1]) and torch.equal(part[:, 2], was[:, 3])
-        assert not part[:, 1].any() and torch.equal(part[:, 3:], was[:, 3:])
-    assert torch.equal(states._drafts, before[2]), "they are no part of a state"
+    for layer, earlier in zip(layers, before, strict=True):
+        for part, was in ((layer.inputs, earlier.inputs), (layer.matrices, earlier.matrices)):
+            assert torch.equal(part[0], was[1]) and torch.equal(part[2], was[3])
+            assert not part[1].any() and torch.equal(part[3:], was[3:])
+        assert torch.equal(layer.drafts, earlier.drafts), "they are no part of a state"
 
 
 def test_no_pages_are_no_work() -> None:

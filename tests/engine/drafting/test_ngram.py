@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache import Namespace
-from engine.drafting import ngram
 from engine.drafting.ngram import NgramDrafter
 from engine.values.request import Request
 from engine.values.sampling_params import SamplingParams
@@ -71,14 +71,12 @@ def test_it_is_the_definition_token_by_token(
     tokens: list[int], grown: list[int], min_match: int, more: int, most: int
 ) -> None:
     """Token by token or at once, the draft is the one found by looking at every place."""
-    drafter = NgramDrafter(min_match, min_match + more, window=64)
+    drafter = NgramDrafter(min_match, min_match + more, window=64, most_places=64)
     one = request(tokens)
     for token in [None, *grown]:
         if token is not None:
             one.tokens.append(token)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ngram, "_MOST_PLACES", 64)
-            [found] = drafter.propose([one], [most])
+        [found] = drafter.propose([one], [most])
         assert list(found) == by_definition(one.tokens, most, min_match, min_match + more)
 
 
@@ -98,18 +96,21 @@ def test_only_the_window_is_searched() -> None:
 def test_memory_is_bounded_and_given_back() -> None:
     drafter = NgramDrafter(window=256)
     one = request([token % 50 for token in range(20_000)])
-    for _ in range(10):
-        drafter.propose([one], [4])
-    [index] = drafter._indexes.values()
-    assert len(index._heads) == len(index._earlier) == 256
-    drafter.forget(one)
-    drafter.forget(one)
-    assert not drafter._indexes
+    tracemalloc.start()
+    try:
+        for _ in range(10):
+            drafter.propose([one], [4])
+        held = tracemalloc.get_traced_memory()[0]
+        drafter.forget(one)
+        drafter.forget(one)
+        left = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 2 * 4 * 256 <= held - left <= held < 4 * 4 * 256, "two numbers of four bytes for each place"
 
 
-def test_a_long_prompt_is_worked_off_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "_MOST_INDEXED", 10)
-    drafter, one = NgramDrafter(), request([1, 2, 3, 4, 5] * 7)
+def test_a_long_prompt_is_worked_off_over_several_steps() -> None:
+    drafter, one = NgramDrafter(), request([1, 2, 3, 4, 5] * 2600)
     drafts = [list(drafter.propose([one], [2])[0]) for _ in range(4)]
     assert drafts == [[], [], [], [1, 2]]
 

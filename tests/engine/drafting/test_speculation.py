@@ -257,7 +257,7 @@ def test_a_request_without_draft_tokens_is_planned_ahead() -> None:
 def test_steps_report_how_many_draft_tokens_they_held() -> None:
     script = Script(num_pages=200, drafter=ScriptedDrafts(0.5))
     stats: list[StepStats] = []
-    script.loop._on_step = stats.append
+    script.loop.on_step = stats.append
     a = script.arrive(range(1, 11), max_tokens=60)
     script.run()
     assert sum(step.num_draft_tokens for step in stats) == sum(plan.num_drafts for plan in script.runner.plans)

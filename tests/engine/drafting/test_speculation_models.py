@@ -54,7 +54,7 @@ class Run:
         self.engine = Engine.from_config(config)
         self.events: dict[str, list[StreamDelta]] = {}
         self.steps: list[StepStats] = []
-        self.engine.loop._on_step = self.steps.append
+        self.engine.loop.on_step = self.steps.append
 
     def submit(self, name: str, prompt: Sequence[int], sampling: SamplingParams, **options: Any) -> None:
         self.events[name] = []
@@ -67,7 +67,7 @@ class Run:
     def finish(self) -> None:
         while self.engine.loop.has_work:
             self.step()
-        drafter = self.engine.scheduler._speculator._drafter
+        drafter = self.engine.scheduler.speculator.drafter
         for cache in [self.engine.cache, *([drafter.cache] if isinstance(drafter, DraftModel) else [])]:
             account = cache.account()
             assert account.locked == account.private == 0
@@ -217,7 +217,7 @@ def test_memory_is_shared_out_for_the_kv_of_both_models(
     settings = Speculation("draft_model", model=str(models["smaller"]))
     config = EngineConfig(model=str(models["model"]), device="cpu", kv_memory_share=0.5, speculation=settings)
     engine = Engine.from_config(config)
-    drafter = engine.scheduler._speculator._drafter
+    drafter = engine.scheduler.speculator.drafter
     assert isinstance(drafter, DraftModel)
     bytes_of_a_token = 4 * 2 * 2 * (3 * 32 + 1 * 64)  # float32, keys and values, 2 heads of each layer
     assert engine.cache.num_pages == drafter.cache.num_pages == 2**19 // (16 * bytes_of_a_token)
@@ -244,7 +244,7 @@ def test_an_answer_that_repeats_comes_several_tokens_a_step() -> None:
     [first] = plain.chat([QUESTION])
     conversation = [QUESTION, {"role": "assistant", "content": first.text}, QUESTION]
     steps: list[StepStats] = []
-    llm.engine.loop._on_step = steps.append
+    llm.engine.loop.on_step = steps.append
     [again], [expected] = llm.chat(conversation), plain.chat(conversation)
     assert again.token_ids == expected.token_ids
     assert len(again.token_ids) > 1.8 * len(steps)

@@ -137,12 +137,14 @@ def test_a_drafter_that_breaks_is_not_asked_again(caplog: pytest.LogCaptureFixtu
     assert rig.speculator.propose([one], 100) == [()]
     assert rig.drafter.asked == []
     rig.speculator.forget(one)
-    assert not rig.speculator._payoffs
 
 
 def test_a_request_that_ended_is_forgotten() -> None:
     rig, one = Rig(), request()
-    rig.step(one)
+    rig.drafter.is_silent = True
+    for _ in range(9):
+        rig.step(one)
+    assert not rig.speculator.wants(one)
     rig.speculator.forget(one)
     assert rig.drafter.forgotten == ["r"]
-    assert not rig.speculator._payoffs
+    assert rig.speculator.wants(one), "as one that is new"

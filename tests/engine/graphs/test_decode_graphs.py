@@ -59,7 +59,7 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, settings:
             length = min(len(got[name]), len(expected[name]))
             assert got[name][:length] == expected[name][:length]
         assert recording.num_replayed > 20
-        assert not runner._pages.data[:, :, runner._pages.null_page].any()
+        assert not runner.pages.data[:, :, runner.pages.null_page].any()
         preempted, swapped = preempted + load.num_preemptions, swapped + load.num_swapped
     assert preempted > 0
     assert swapped > 0 or "preemption" not in settings
@@ -70,10 +70,9 @@ def test_padding_writes_into_the_page_of_empty_rows_alone(model: Path) -> None:
     runner, recording = graphed(config_for(model))
     chunks = [last_chunk_of(greedy_request(f"r{i}", 6), [2 * i, 2 * i + 1]) for i in range(3)]
     for _ in range(2):
-        assert runner._decodes is not None
-        runner._pages.data.fill_(0.5)
+        runner.pages.data.fill_(0.5)
         tokens = runner.run(StepPlan(tuple(chunks))).token_ids
-        changed = (runner._pages.data != 0.5).any(dim=(0, 1, 4, 5)).nonzero().tolist()
+        changed = (runner.pages.data != 0.5).any(dim=(0, 1, 4, 5)).nonzero().tolist()
         assert changed == [[1, 1], [3, 1], [5, 1], [runner.num_pages, 0]]
         chunks.reverse()
     assert recording.num_recorded == recording.num_replayed == 2, "the forward pass, and sampling"
@@ -249,7 +248,7 @@ def test_after_a_step_that_failed_rows_are_written_anew(model: Path, monkeypatch
     plan = StepPlan((last_chunk_of(r, pages),))
     failing, after = runner.prepare(plan), runner.prepare(plan)
     with monkeypatch.context() as patch:
-        patch.setattr(type(runner._pages), "copy", lambda *_: 1 / 0)
+        patch.setattr(type(runner.pages), "copy", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             failing()
     with pytest.raises(RuntimeError, match="rows are out of date"):
@@ -261,7 +260,7 @@ def test_a_row_without_valid_choice_gets_none_and_its_neighbour_does_not_notice(
     runner, _ = graphed(config_for(model))
     healthy, broken = last_chunk_of(greedy_request("a", 6), [0, 1]), last_chunk_of(greedy_request("b", 6), [2, 3])
     alone = runner.run(StepPlan((healthy,))).token_ids[0]
-    runner._pages.data[:, :, 2] = torch.nan
+    runner.pages.data[:, :, 2] = torch.nan
     for _ in range(2):
         assert runner.run(StepPlan((broken, healthy))).token_ids == [-1, alone]
 

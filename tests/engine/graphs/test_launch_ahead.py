@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.attention.host_pages import HostKVPages
 from engine.loading.load_model import load_model
 from engine.program.engine import Engine
 from engine.runner.stage_clock import StageClock
@@ -74,24 +75,32 @@ def generate(engine: Engine) -> list[int]:
     return tokens
 
 
-def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_read(model: Path) -> None:
-    config = config_for(model)
-    runner, recording = graphed(config)
-    runner._reader = reader = GatedReader(NUM_TOKENS)
+def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, reader = config_for(model), GatedReader(NUM_TOKENS)
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.runner.model_runner.TokenReader", lambda device: reader)
+        runner, recording = graphed(config)
     assert generate(Engine(config, runner)) == generate(Engine(config, load_model(config)))
     assert recording.num_replayed > 0
     for step in range(1, NUM_TOKENS - 1):
         assert reader.said.index(("launch", step + 1)) < reader.said.index(("read", step))
 
 
-def test_tokens_keep_their_values_when_later_steps_run(model: Path) -> None:
+def test_tokens_keep_their_values_when_later_steps_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step's tokens lie in memory of their own until they are read."""
     runner, _ = graphed(config_for(model))
     config = config_for(model, overlap=False)
     expected = generate(Engine(config, load_model(config)))
     seen: list[torch.Tensor] = []
-    begin = runner._reader.begin
-    runner._reader.begin = lambda tokens: seen.append(tokens) or begin(tokens)  # type: ignore[func-returns-value, method-assign]
+    begin = TokenReader.begin
+
+    def noting(reader: TokenReader, tokens: torch.Tensor) -> TokensUnderway:
+        seen.append(tokens)
+        return begin(reader, tokens)
+
+    monkeypatch.setattr(TokenReader, "begin", noting)
     generate(Engine(config, runner))
     assert [int(tokens[0]) for tokens in seen] == expected
 
@@ -130,12 +139,14 @@ def test_stages_of_a_step_read_later_are_told_without_waiting() -> None:
     assert stages.sample_seconds() >= 0
 
 
-def test_a_steps_result_is_there_when_its_copies_to_the_host_are(model: Path) -> None:
+def test_a_steps_result_is_there_when_its_copies_to_the_host_are(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever learns the result may read host pages in another thread; what is launched waits for nothing."""
     runner, _ = graphed(config_for(model, preemption="swap", host_kv_gib=0.001))
     waited: list[int] = []
-    assert runner._host is not None
-    runner._host.fence = lambda: lambda: waited.append(1)  # type: ignore[method-assign]
+    assert runner.host_memory.num_pages
+    monkeypatch.setattr(HostKVPages, "fence", lambda _: lambda: waited.append(1))
     decode = last_chunk_of(greedy_request("r", 6), [0, 1])
     for swapped, count in ((((5, 0),), 1), ((), 0)):
         plan = StepPlan((decode,), swap_out=swapped)

@@ -97,15 +97,12 @@ def test_a_steady_step_is_launched_without_waiting_for_the_device(model: Path) -
 
     for _ in range(3):
         go_on()
-    assert runner._decodes is not None
     torch.cuda.set_sync_debug_mode("error")
     try:
-        step = runner._decodes.place(prepared(), runner._places)
+        step = runner.place(prepared())
         assert step is not None
-        with torch.inference_mode():
-            is_replayed = runner._decodes.forward(step, runner._sampled)
-            sampled, _ = runner._decodes.sample(step, list)
-            underway = runner._reader.begin(sampled)
+        underway = runner.replay(step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert is_replayed and len(underway.wait()) == 3
+    result = underway.wait()
+    assert result.is_replayed and len(result.token_ids) == 3

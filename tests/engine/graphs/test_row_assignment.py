@@ -18,6 +18,7 @@ from engine.sampling.graph_chooser import RowParams
 from engine.values.plan import Chunk
 from engine.values.request import PENDING, Request
 from engine.values.sampling_params import SamplingParams
+from tests.engine.support.row_words import write_words
 
 CPU = torch.device("cpu")
 NUM_PAGES, MAX_ROWS, MAX_LEN = 80, 5, 24
@@ -124,6 +125,19 @@ class World:
         self.sampled = self.rows.sampled[: len(chunks)].clone()
         self.places = {chunk.request.request_id: row for row, chunk in zip(changes.rows, chunks, strict=True)}
 
+    def inputs_of_sampling(self) -> tuple[RowParams, torch.Tensor]:
+        """Return the parameters of all rows, and how many tokens each has generated."""
+        seen: list[tuple[RowParams, torch.Tensor]] = []
+
+        def noting(
+            logits: torch.Tensor, params: RowParams, positions: torch.Tensor, *, cuts: bool
+        ) -> torch.Tensor:
+            seen.append((params, positions))
+            return logits
+
+        self.rows.choose(MAX_ROWS, torch.empty(0), noting, cuts=False)
+        return seen[0]
+
     def check(self, chunks: list[Chunk], rows: Any) -> None:
         self.rows.enter(MAX_ROWS)
         ordered = [chunks[list(rows).index(row)] for row in range(len(chunks))]
@@ -139,7 +153,8 @@ class World:
         ids = [chunk.request.tokens[chunk.start] for chunk in ordered]
         assert self.rows.token_ids(MAX_ROWS).tolist() == ids + [0] * (MAX_ROWS - count)
         asked = [chunk.request.sampling for chunk in ordered]
-        params = self.rows._params
+        params, outputs = self.inputs_of_sampling()
+        assert outputs[:count].tolist() == [chunk.start + 1 - chunk.request.num_prompt for chunk in ordered]
         assert params.seeds[:count].tolist() == [chunk.request.seed for chunk in ordered]
         assert params.top_k[:count].tolist() == [each.top_k for each in asked]
         assert params.top_p[:count].tolist() == [each.top_p for each in asked]
@@ -182,7 +197,7 @@ def test_rows_are_what_a_batch_made_anew_would_be(
             world.decode(some)
         elif kind == "fail":
             world.book.forget()
-            world.rows._words.fill_(99)
+            write_words(world.rows, 0, torch.full((world.layout.num_words,), 99))
         elif kind == "back" and gone:
             world.come(gone.pop())
         elif kind != "back" and world.requests:
@@ -260,7 +275,7 @@ def test_another_request_of_the_same_name_takes_nothing_over() -> None:
     other = Request.make("r0", [5] * 10, SamplingParams(), arrival=0.0, seed=77, namespace=SPACE)
     world.come(other)
     world.decode([other])
-    assert world.rows._num_prompt.tolist() == [10, 0, 0, 0, 0]
+    assert world.inputs_of_sampling()[1].tolist() == [1, 1, 1, 1, 1], "at position 10, after a prompt of 10"
 
 
 def test_of_a_window_a_new_page_is_written_and_one_that_it_leaves() -> None:

@@ -12,7 +12,7 @@ import torch
 from engine.attention.batch import AttentionBatch
 from engine.attention.reference import ReferenceAttention
 from engine.graphs.draft_graphs import DraftGraphs, draft_sizes
-from engine.graphs.piece_graphs import PieceGraphs, piece_sizes
+from engine.graphs.piece_graphs import piece_sizes
 from engine.graphs.spread_graphs import spread_sizes
 from engine.graphs.step_graphs import CudaCapture
 from engine.loading.load_model import load_model
@@ -63,7 +63,7 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(
         length = min(len(got[name]), len(expected[name]))
         assert got[name][:length] == expected[name][:length]
     assert recording.num_replayed > 20 and (recording.num_cuts > 0) == (not spreads)
-    assert not runner._pages.data[:, :, runner._pages.null_page].any()
+    assert not runner.pages.data[:, :, runner.pages.null_page].any()
 
 
 @pytest.mark.parametrize("windowed_kv", ["on", "off"])
@@ -82,7 +82,7 @@ def test_layers_with_a_window_are_recorded_with_page_tables_of_their_own_and_wit
         length = min(len(got[name]), len(expected[name]))
         assert got[name][:length] == expected[name][:length]
     assert recording.num_replayed > 20 and recording.num_cuts > 0
-    assert not runner._pages.data[:, :, runner._pages.null_page].any()
+    assert not runner.pages.data[:, :, runner.pages.null_page].any()
 
 
 def test_rows_with_any_number_of_drafts_are_one_graph(model: Path) -> None:
@@ -165,9 +165,9 @@ def test_few_tokens_of_prompts_are_rows_of_their_own_in_one_graph(
 def test_a_prompt_of_more_tokens_is_computed_in_pieces(model: Path) -> None:
     """What it does not share would be read once for each of its tokens. Beside others there may be more in all."""
     config = config_for(model, max_step_tokens=512, kv_pages=128, max_model_len=160)
-    runner, recording = graphed(config, max_tokens=512, spreads=True)
-    pieces = runner._others._pieces if runner._others is not None else None
-    assert isinstance(pieces, PieceGraphs) and pieces._sizes[0] == 192, "fewer are rows of their own"
+    runner, recording = graphed(config, spreads=True)
+    graphs = runner.add_token_graphs(config.max_running, 512, (), recording)
+    assert graphs.num_graphs == len(spread_sizes(512)) + 4, "of 192 to 512 tokens: fewer are rows of their own"
     plain = load_model(config)
     for lens, num_cuts in (((128,), 0), ((129,), 1), ((100, 100), 0), ((128, 128, 1), 1)):
         first = [sum(-(-n // 4) for n in lens[:at]) for at in range(len(lens))]
@@ -186,9 +186,9 @@ def test_padding_writes_into_the_page_of_empty_rows_alone(
     runner, _ = graphed(config_for(model), max_tokens=24, widths=widths, spreads=spreads)
     chunks = [drafted(greedy_request(f"r{i}", 6), [40, 41][:i], [2 * i, 2 * i + 1]) for i in range(3)]
     for _ in range(2):
-        runner._pages.data.fill_(0.5)
+        runner.pages.data.fill_(0.5)
         runner.run(StepPlan(tuple(chunks)))
-        changed = (runner._pages.data != 0.5).any(dim=(0, 1, 4, 5)).nonzero().tolist()
+        changed = (runner.pages.data != 0.5).any(dim=(0, 1, 4, 5)).nonzero().tolist()
         assert changed == [[1, 1], [3, 1], [3, 2], [5, 1], [5, 2], [5, 3], [runner.num_pages, 0]]
 
 
@@ -200,7 +200,7 @@ def test_a_step_that_failed_leaves_nothing_to_the_next(
     plan = StepPlan((prompt("p", 9, [2, 3, 4]),))
     expected = runner.run(plan).token_ids
     with monkeypatch.context() as patch:
-        patch.setattr(type(runner._attention), "prepare", lambda *_: 1 / 0)
+        patch.setattr(type(runner.attention), "prepare", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             runner.run(plan)
     assert runner.run(plan).token_ids == expected
@@ -231,7 +231,7 @@ def test_a_draft_model_is_loaded_with_graphs_of_its_own(model: Path, monkeypatch
     monkeypatch.setattr(loading, "draft_graph_bytes", lambda *_: 1)
     monkeypatch.setattr(loading, "CudaCapture", lambda _: recording)
     engine = Engine.from_config(config)
-    drafter = engine.scheduler._speculator._drafter
+    drafter = engine.scheduler.speculator.drafter
     assert isinstance(drafter, DraftModel) and drafter.cache.num_pages == engine.cache.num_pages
     got, _ = play_workload(engine, 5)
     for name in expected:
@@ -251,11 +251,11 @@ def test_sizes() -> None:
     assert spread_sizes(0) == []
 
 
-def test_a_step_of_which_too_much_would_be_padding_is_not_one_graph(model: Path) -> None:
-    runner, _ = graphed(config_for(model, max_running=64, max_step_tokens=64), max_tokens=24, widths=(5,))
-    assert runner._others is not None
-    drafts = runner._others._drafts
-    assert isinstance(drafts, DraftGraphs)
+def test_a_step_of_which_too_much_would_be_padding_is_not_one_graph() -> None:
+    def layers(ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        raise AssertionError("only sizes are asked for")
+
+    drafts = DraftGraphs(layers, (5,), 64, 80, 4, 0, torch.zeros(1, 1), Recording())
 
     def size(*lens: int) -> Any:
         rows = [

@@ -51,8 +51,8 @@ def test_what_a_copy_saves_is_what_computing_takes_longer() -> None:
     request = script.requests[script.arrive(A)]
     keys = PageKeys(request.namespace, request.tokens, 4)
     for page in range(10):
-        host._pool.tier.add(keys[page], page)
-    host._pool.tier.settle(range(10))
+        host.pool.tier.add(keys[page], page)
+    host.pool.tier.settle(range(10))
     assert host.start(request, CachedPrefix(0, 0), 2.0) == 40
     assert host.traffic == HostTraffic(0, 0, 100, 40 / 2.0 - 10 * 0.5)
 
@@ -148,8 +148,8 @@ def test_a_copy_that_takes_longer_than_computing_is_not_made() -> None:
     request = script.requests[script.arrive(A)]
     keys = PageKeys(request.namespace, request.tokens, 4)
     for page in range(10):
-        host._pool.tier.add(keys[page], page)
-    host._pool.tier.settle(range(10))
+        host.pool.tier.add(keys[page], page)
+    host.pool.tier.settle(range(10))
     assert [host.reach(request, CachedPrefix(0, 0), rate) for rate in (0.0, 3.0, 5.0)] == [40, 40, 0]
 
 
@@ -225,7 +225,7 @@ def test_every_whole_page_of_what_was_computed_is_found_after_its_eviction(
     for prompt in asked:
         assert script.cache.peek(Namespace("m"), prompt) == 0
         keys, num_whole = PageKeys(Namespace("m"), prompt, page_size), len(prompt) // page_size
-        assert script.host._pool.tier.count(keys, 0, num_whole) == num_whole
+        assert script.host.pool.tier.count(keys, 0, num_whole) == num_whole
         assert told(script) >= set(block_hashes(prompt, prefix_root(Namespace("m")), page_size))
 
 
@@ -291,16 +291,16 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         assert script.reason(name) in ("abort", "error") or script.tokens(name) == tokens
     assert script.nothing_held()
     held = {block for node in nodes(script.cache) if node.tokens for block in node.blocks}
-    tier = script.host._pool.tier
-    assert told(script) == held | {block for page in tier._found.values() for block in page.blocks}
-    assert len(tier._found) == len(tier._idle) == tier.num_pages == script.host.account().cached
+    tier = script.host.pool.tier
+    assert told(script) == held | {block for page in tier.wanted for block in page.blocks}
+    assert len(tier.wanted) == tier.num_idle == tier.num_pages == script.host.account().cached
     script.scheduler.reset_cache()
     assert told(script) == set()
 
 
 def nodes(cache: KVCacheManager) -> list[Node]:
     """Return all nodes of the tree."""
-    found = list(cache._tree._roots.values())
+    found = list(cache.tree.roots.values())
     for node in found:
         found += node.children.values()
     return found

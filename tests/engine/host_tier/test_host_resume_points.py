@@ -203,7 +203,7 @@ def test_a_prefix_is_copied_back_where_that_is_sooner_than_computing_it(seconds:
     for _ in range(2):
         served(script, [*SYSTEM, 50, 51], max_tokens=1)
     forget_device(script)
-    pool: HostPool = script.host._pool
+    pool: HostPool = script.host.pool
     pool.page_seconds = seconds
     request = script.requests["r0"]
     found = script.cache.find(request.namespace, request.tokens)

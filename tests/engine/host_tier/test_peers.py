@@ -60,10 +60,11 @@ def test_only_what_is_not_here_is_fetched(engine: Make) -> None:
     ask(receiver, A, source=WHOLE)
     receiver.cache.reset()
     ask(receiver, A[:13])
-    keys, pool = PageKeys(Namespace("m"), A, 4), receiver.host._pool
-    for page in (5, 6, 9):
-        pool.tier._idle.move_to_end(keys[page], last=False)
-        pool.free(pool.tier.reclaim())
+    keys, pool = PageKeys(Namespace("m"), A, 4), receiver.host.pool
+    pinned = [page for first, stop in ((0, 5), (7, 9)) for page in pool.tier.pin(keys, first, stop)]
+    while reclaimed := pool.tier.reclaim():
+        pool.free(reclaimed)
+    pool.tier.unpin(pinned)
     assert receiver.cache.peek(Namespace("m"), A) == 13
     assert receiver.num_computed(ask(receiver, A, source=WHOLE)) == 2
     assert peers.asked == [("a", 0, 10), ("a", 5, 2), ("a", 9, 1)]
@@ -215,7 +216,7 @@ def test_what_files_have_is_not_fetched_unless_they_are_slow(engine: Make) -> No
         while len(receiver.tier.pages) < 4:
             receiver.scheduler.take_in_transfers()
         receiver.cache.reset()
-        receiver.host._pool.free(receiver.host._pool.tier.clear())
+        receiver.host.pool.free(receiver.host.pool.tier.clear())
         peers.asked.clear()
         receiver.tier.page_seconds = page_seconds
         name = ask(receiver, A, source=WHOLE)
@@ -336,6 +337,6 @@ def test_two_engines_that_fetch_from_each_other_lose_nothing(
             assert script.reason(name) in ("abort", "error") or script.tokens(name) == tokens
         assert script.nothing_held() and nothing_lent(script)
         script.scheduler.take_in_transfers()
-        tier = script.host._pool.tier
-        assert len(tier._found) == len(tier._idle) == script.host.account().cached == tier.num_pages
+        tier = script.host.pool.tier
+        assert len(tier.wanted) == tier.num_idle == script.host.account().cached == tier.num_pages
         script.loop.stop()

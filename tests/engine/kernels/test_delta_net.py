@@ -16,22 +16,22 @@ from engine.kernels import native
 from engine.model_config.config import ModelConfig
 from engine.model_files.model_directory import demo_model_path
 from engine.model_parts.parts import DeltaNetConfig
-from engine.models.delta_net import GatedDeltaNet
+from engine.models.delta_net import GatedDeltaNet, TorchDeltaHeads
 from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaHeads, unsupported
 
 _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.05}
 """Largest error of outputs and states of size about 1: inputs and outputs are of the type."""
 _SLOTS = 9
 _SHAPES = [DeltaNetConfig(2, 4, 64, 96, 4), DeltaNetConfig(3, 3, 32, 32, 2), DeltaNetConfig(1, 2, 128, 128, 4)]
+FACTS = ModelConfig.from_directory(demo_model_path())
+EPS = FACTS.norms.eps
 _AT_ONCE = 32
 """Tokens that delta_prompt.c takes at a time."""
 
 
 def layer_of(shape: DeltaNetConfig) -> GatedDeltaNet:
-    """A layer with random weights that computes by torch."""
-    facts = ModelConfig.from_directory(demo_model_path())
-    layer = GatedDeltaNet(replace(facts, delta_net=shape))
-    layer._native = None
+    """A layer with random weights."""
+    layer = GatedDeltaNet(replace(FACTS, delta_net=shape))
     torch.nn.init.normal_(layer.conv, std=0.5)
     torch.nn.init.normal_(layer.log_decay)
     torch.nn.init.normal_(layer.decay_bias)
@@ -42,7 +42,7 @@ def layer_of(shape: DeltaNetConfig) -> GatedDeltaNet:
 def native_of(layer: GatedDeltaNet, kernels: native.Kernels) -> NativeDeltaHeads:
     """The layer's heads by these kernels."""
     conv, norm = layer.conv.to(kernels.dtype), layer.norm.to(kernels.dtype)
-    return NativeDeltaHeads(layer._shape, conv, norm, layer._eps, kernels.isa)
+    return NativeDeltaHeads(layer.shape, conv, norm, EPS, kernels.isa)
 
 
 def state_of(shape: DeltaNetConfig, dtype: torch.dtype) -> LayerState:
@@ -56,10 +56,16 @@ def copy_of(state: LayerState, dtype: torch.dtype | None = None) -> LayerState:
 
 def inputs_of(layer: GatedDeltaNet, num_tokens: int, dtype: torch.dtype) -> DeltaInputs:
     """Random inputs; of rows further apart than they are long, as projections give them."""
-    channels, values = layer._shape.channels, layer._shape.values
+    channels, values = layer.shape.channels, layer.shape.values
     mixed, z = torch.randn(num_tokens, channels + values + 5).to(dtype)[:, :-5].tensor_split((channels,), dim=1)
-    gates = torch.randn(num_tokens, 2 * layer._shape.num_value_heads).to(dtype)
-    return DeltaInputs(mixed, *layer._strengths(gates.float()), z)
+    strength, decay = torch.randn(2, num_tokens, layer.shape.num_value_heads).to(dtype).float()
+    decay = -layer.log_decay.exp() * F.softplus(decay + layer.decay_bias)
+    return DeltaInputs(mixed, decay, strength.sigmoid(), z)
+
+
+def without_z(inputs: DeltaInputs, num_replayed: int) -> DeltaInputs:
+    """The inputs of a run that replays its first tokens."""
+    return DeltaInputs(inputs.mixed, inputs.decay, inputs.strength, inputs.z[num_replayed:])
 
 
 def wide(inputs: DeltaInputs) -> DeltaInputs:
@@ -70,7 +76,7 @@ def recurrence(layer: GatedDeltaNet, run: DeltaRun, state: LayerState) -> torch.
     """What a layer's heads compute, token by token in float64; `state` is float64 too. Follows
     arXiv:2412.06464, equation 10.
     """
-    shape, (mixed, decay, strength, z) = layer._shape, (part.double() for part in run.inputs)
+    shape, (mixed, decay, strength, z) = layer.shape, (part.double() for part in run.inputs)
     seen, S = torch.cat((state.inputs[run.source], mixed)), state.matrices[run.source].clone()
     keys, each, outputs = shape.num_key_heads * shape.key_dim, shape.num_value_heads // shape.num_key_heads, []
     kept = {end: [slot for at, slot in run.kept if at == end] for end, _ in run.kept}
@@ -93,14 +99,14 @@ def recurrence(layer: GatedDeltaNet, run: DeltaRun, state: LayerState) -> torch.
         found = (query.transpose(1, 2) @ S)[:, 0] / shape.key_dim**0.5
         if token >= run.num_replayed:
             gate = F.silu(z[token - run.num_replayed].view(found.shape))
-            normed = F.rms_norm(found, found.shape[1:], layer.norm.double(), layer._eps)
+            normed = F.rms_norm(found, found.shape[1:], layer.norm.double(), EPS)
             outputs.append((normed * gate).flatten())
     return torch.stack(outputs)
 
 
 def check_runs(layer: GatedDeltaNet, runs: Sequence[DeltaRun], kernels: native.Kernels, threads: int = 1) -> None:
     """Outputs and all slots are those of the recurrence, and of each row alone bit for bit."""
-    state = state_of(layer._shape, kernels.dtype)
+    state = state_of(layer.shape, kernels.dtype)
     expected, alone, by_kernels = copy_of(state, torch.float64), copy_of(state), native_of(layer, kernels)
     # The kernels convolve with weights of the type.
     layer.conv.copy_(layer.conv.to(kernels.dtype))
@@ -133,7 +139,8 @@ def test_a_step_is_that_of_torch(kernels: native.Kernels, shape: DeltaNetConfig,
     before, expected = copy_of(state), copy_of(state, torch.float32)
     inputs = inputs_of(layer, 4, kernels.dtype)
     sources, targets = torch.tensor([0, 1, 1, 3]), torch.tensor([0, 2, 4, 3])
-    wanted = layer._step(wide(inputs), expected, sources, targets)
+    by_torch = TorchDeltaHeads(shape, layer.conv, layer.norm, EPS)
+    wanted = by_torch.step(wide(inputs), expected, sources, targets)
 
     all_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -177,8 +184,8 @@ def test_states_are_kept_at_borders_and_before_drafts(kernels: native.Kernels) -
     runs = [
         DeltaRun(inputs_of(layer, 70, kernels.dtype), 0, 8, [(1, 0), (2, 1), (64, 2), (70, 3)]),
         DeltaRun(inputs_of(layer, 5, kernels.dtype), 0, 4, [(0, 4)]),
-        DeltaRun(replays[0]._replace(z=replays[0].z[1:]), 1, 5, [(1, 5)]),
-        DeltaRun(replays[1]._replace(z=replays[1].z[3:]), 3, 6, [(3, 6)]),
+        DeltaRun(without_z(replays[0], 1), 1, 5, [(1, 5)]),
+        DeltaRun(without_z(replays[1], 3), 3, 6, [(3, 6)]),
     ]
     check_runs(layer, runs, kernels)
 
@@ -196,11 +203,11 @@ def test_states_that_hardly_forget_and_that_forget_all(kernels: native.Kernels, 
 def test_prompts_by_torch_are_the_recurrence() -> None:
     torch.manual_seed(4)
     layer = layer_of(_SHAPES[0])
-    state = state_of(layer._shape, torch.float32)
+    state = state_of(layer.shape, torch.float32)
     expected = copy_of(state, torch.float64)
     run = DeltaRun(inputs_of(layer, 150, torch.float32), 0, 8, [(1, 0), (64, 1), (150, 2)])
-    wanted = recurrence(layer, run, expected)
-    assert (layer._run([run], state)[0] - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    wanted, heads = recurrence(layer, run, expected), TorchDeltaHeads(_SHAPES[0], layer.conv, layer.norm, EPS)
+    assert (heads.run([run], state)[0] - wanted).abs().max() < 1e-4 * wanted.abs().max()
     assert (state.matrices - expected.matrices).abs().max() < 2e-5
     assert torch.equal(state.inputs.double(), expected.inputs)
 

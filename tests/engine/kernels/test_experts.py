@@ -45,7 +45,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def logits_of(directory: Path, prompts: list[list[int]], dtype: DType, **settings: Any) -> torch.Tensor:
     """The logits after each prompt, all of which are computed in one step."""
     runner = load_runner(directory, kv_tokens=1024, dtype=dtype, **settings)
-    assert isinstance(runner._decoder, NativeDecoder) == ("attention" not in settings)
+    assert isinstance(runner.decoder, NativeDecoder) == ("attention" not in settings)
     rows = [RequestByHand(prompt, range(1 + 13 * row, 14 + 13 * row)) for row, prompt in enumerate(prompts)]
     return runner.logits(StepPlan(tuple(row.chunk() for row in rows)))
 

@@ -66,7 +66,7 @@ def test_any_number_of_threads_computes_the_same(
     results = []
     for threads in (1, 2, 5):
         runner = load_runner(model, dtype=dtype)
-        assert isinstance(runner._decoder, NativeDecoder) and runner._decoder._kernels.isa == isa
+        assert isinstance(runner.decoder, NativeDecoder) and runner.decoder._kernels.isa == isa
         torch.set_num_threads(threads)
         results.append(steps(runner))
     assert results[0].isfinite().all() and results[0].unique().numel() > 1

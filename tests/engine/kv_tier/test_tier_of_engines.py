@@ -50,7 +50,9 @@ def ask(engine: Engine, prompt: list[int]) -> list[StreamDelta]:
 
 def written(engine: Engine) -> None:
     """Wait until nothing is being written: the threads, and no test, decide how long that takes."""
-    while engine.scheduler.allocator.host._prefixes._arriving._being_saved:
+    host = engine.scheduler.allocator.host
+    host.begin_step()  # The last step no longer reads its pages.
+    while host.pool.tier.num_idle < host.pool.tier.num_pages:
         engine.scheduler.take_in_transfers()
         time.sleep(0.001)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,30 @@ def sharded(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Make `load_decoder` stream weights with these settings."""
+    """Make `load_decoder` stream weights with these settings; `reads` and `stores` are called with the bytes of
+    each tensor when it is to be read, and of each group when it is stored from memory between.
+    """
     settings: dict[str, Any] = {"num_threads": 3, "chunk_bytes": 1000, "ahead_bytes": 50_000}
+
+    class Noted(dict[str, weight_streaming.Stored]):
+        def __getitem__(self, name: str) -> weight_streaming.Stored:
+            found = super().__getitem__(name)
+            settings.get("reads", lambda _: None)(found.num_bytes)
+            return found
+
+    def noting(group: TensorGroup) -> TensorGroup:
+        def store(tensors: list[torch.Tensor]) -> None:
+            settings.get("stores", lambda _: None)(sum(tensor.nbytes for tensor in tensors))
+            group.store(tensors)
+
+        return replace(group, store=store)
 
     def copy(tensors: dict[str, Any], groups: list[TensorGroup]) -> None:
         weight_streaming.stream_groups(
-            weight_streaming.stored_tensors(settings["paths"]),
-            groups,
+            Noted(weight_streaming.stored_tensors(settings["paths"])),
+            [noting(group) for group in groups],
             CPU,
-            **{k: v for k, v in settings.items() if k != "paths"},
+            **{name: settings[name] for name in ("num_threads", "chunk_bytes", "ahead_bytes")},
         )
 
     monkeypatch.setattr(weights, "copy_groups", copy)
@@ -106,45 +122,29 @@ def test_quantized_checkpoints_are_read_too(
     assert_same(found, load(made))
 
 
-def test_what_the_model_holds_as_the_file_does_is_copied_once(
-    sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_model_holds_as_the_file_does_is_copied_once(sharded: Path, streamed: dict[str, Any]) -> None:
     """Tensors go straight into their rows: only norms that are repeated for each head are staged."""
     streamed["paths"] = weight_files(sharded)
     stored: list[int] = []
-    finish = weight_streaming._finish
-
-    def finished(*arguments: Any) -> int:
-        stored.append(finish(*arguments))
-        return stored[-1]
-
-    monkeypatch.setattr(weight_streaming, "_finish", finished)
+    streamed["stores"] = stored.append
     load(sharded)
-    assert {num_bytes for num_bytes in stored if num_bytes} == {64 * 4}
+    assert set(stored) == {64 * 4}
 
 
-def test_memory_ahead_of_the_work_is_bounded(
-    sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_ahead_of_the_work_is_bounded(sharded: Path, streamed: dict[str, Any]) -> None:
     """All tensors are converted; those read and not yet stored never exceed the limit, or one tensor."""
     streamed["paths"] = weight_files(sharded)
     streamed["ahead_bytes"] = 200_000
     waiting, most = [0], [0]
-    of, finish = weight_streaming._Read.of, weight_streaming._finish
 
-    def counted(*arguments: Any) -> Any:
-        read = of(*arguments)
-        waiting[0] += read.staged_bytes
+    def reads(num_bytes: int) -> None:
+        waiting[0] += num_bytes
         most[0] = max(most[0], waiting[0])
-        return read
 
-    def finished(*arguments: Any) -> int:
-        freed = finish(*arguments)
-        waiting[0] -= freed
-        return freed
+    def stores(num_bytes: int) -> None:
+        waiting[0] -= num_bytes
 
-    monkeypatch.setattr(weight_streaming._Read, "of", counted)
-    monkeypatch.setattr(weight_streaming, "_finish", finished)
+    streamed |= {"reads": reads, "stores": stores}
     load(sharded, torch.bfloat16)
     largest = 2 * 384 * 96 * 4
     assert waiting == [0]

@@ -216,7 +216,7 @@ def test_which_weights_lie_input_by_input_on_a_cpu(isa: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_that_torch_multiplies_on_a_cpu_lie_as_it_prefers(tmp_path: Path, dtype: DType) -> None:
-    decoder = load_runner(save_tiny("ministral3", tmp_path), dtype=dtype)._decoder
+    decoder = load_runner(save_tiny("ministral3", tmp_path), dtype=dtype).decoder
     assert isinstance(decoder, Decoder)
     weight = decoder.get_parameter("layers.0.mlp.down_proj.weight")
     assert weight.t().is_contiguous() == prefers_input_major(weight.dtype)

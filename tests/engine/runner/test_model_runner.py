@@ -84,7 +84,7 @@ def test_a_prefix_found_in_pages_gives_the_same_tokens(tiny: Tiny, family: str, 
 def test_copies_read_all_sources_before_writing_any_target(tiny: Tiny) -> None:
     """One page may be the target of one copy and the source of another."""
     runner = load_runner(tiny("llama2"), page_size=4, kv_tokens=16)
-    data = runner._pages.data
+    data = runner.pages.data
     data.copy_(torch.arange(5).view(1, 1, 5, 1, 1, 1).expand_as(data))
     runner.run(StepPlan(copies=(PageCopy(0, 1, 4), PageCopy(1, 2, 4), PageCopy(3, 0, 2))))
     assert data[:, :, :, 0, 0, 0].tolist() == [[[3.0, 0.0, 1.0, 3.0, 4.0]] * 2] * 3
@@ -94,7 +94,7 @@ def test_what_a_page_held_before_does_not_matter(tiny: Tiny) -> None:
     """NaN left behind by a former owner reaches no attention: not from padding, not from a page's unused rest."""
     model = tiny("llama3.1")
     runner = load_runner(model)
-    runner._pages.data[:, :, : runner.num_pages] = torch.nan
+    runner.pages.data[:, :, : runner.num_pages] = torch.nan
     prompts = [random_prompt(5, seed=1), random_prompt(50, seed=2), random_prompt(33, seed=3)]
     rows = [RequestByHand(p, pages_of(16, 128 * i, 70)) for i, p in enumerate(prompts)]
     for _ in range(6):
@@ -110,7 +110,7 @@ def test_a_row_without_valid_logits_fails_alone(tiny: Tiny) -> None:
     tokens = random_prompt(20, seed=1)
     healthy, broken = RequestByHand(tokens, [0, 1, 2]), RequestByHand(tokens, [3, 4, 5])
     run_step(runner, [(healthy, None), (broken, None)])
-    runner._pages.data[:, :, 3] = torch.nan
+    runner.pages.data[:, :, 3] = torch.nan
     run_step(runner, [(healthy, None), (broken, None)])
     assert broken.request.output_ids[-1] == -1
     assert healthy.request.output_ids == oracle_greedy(model, tokens, 2)

@@ -203,7 +203,7 @@ def test_no_more_logits_at_a_time_than_the_bound(model: Path, monkeypatch: pytes
     rows_at_once = 5
     monkeypatch.setattr("engine.runner.model_runner.SLICE_BYTES", 4 * VOCAB * rows_at_once)
     engine = engine_for(model, max_step_tokens=64)
-    decoder, counted = engine.runner._decoder, []  # type: ignore[attr-defined]
+    decoder, counted = engine.runner.decoder, []  # type: ignore[attr-defined]
     logits: Callable[[torch.Tensor], torch.Tensor] = decoder.logits
 
     def spy(hidden: torch.Tensor) -> torch.Tensor:

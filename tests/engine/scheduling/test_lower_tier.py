@@ -146,7 +146,7 @@ def test_a_page_stays_while_it_is_written(engine: Make) -> None:
     for prompt in (A, B, C, D, E):
         ask(script, prompt)
     assert script.host.account() == HostAccount(0, 0, 22)
-    assert script.host._pool.available == 0
+    assert script.host.pool.available == 0
     script.tier.is_held = False
     evict(script, F)
     assert len(script.tier.pages) >= 22

@@ -38,8 +38,7 @@ def test_a_mirror_knows_what_lies_on_the_device_and_on_the_host(
 
     def check() -> None:
         mirror.read(events.drain())
-        tier = script.host._pool.tier
-        pages = [*tier._found.values(), *(page for page in tier._arriving.values() if page.is_wanted)]
+        pages = script.host.pool.tier.wanted
         salted = [request for request in script.requests.values() if request.namespace.salt]
         hidden = {block for one in salted for block in block_hashes(one.tokens, prefix_root(one.namespace), 4)}
         assert mirror.held[Tier.HOST] == {block for page in pages for block in page.blocks} - hidden

@@ -26,5 +26,5 @@ def attend_on(device: torch.device, case: Paged, backend: AttentionBackend) -> t
     """Return the output of `backend` for the case on the device, [N, num_heads * head_dim]."""
     case.attend(ReferenceAttention(case.shape))  # the step's own KV is in the pages now
     step = backend.prepare(batch_on(device, case.batch), case.pages.null_page)
-    query = torch.cat(case._queries).to(device)
+    query = torch.cat(case.queries).to(device)
     return step.attend(case.pages.layer(0).to(device), query, case.window).cpu()

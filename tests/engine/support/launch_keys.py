@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -25,18 +24,10 @@ from triton.runtime.jit import JITFunction, compute_cache_key
 from benchmarks.gpu_sections.random_model import random_decoder
 from benchmarks.gpu_sections.shapes import SMALL
 from cache import Namespace
-from engine.attention.base import AttentionShape
-from engine.attention.triton import TritonAttention
-from engine.graphs.decode_graphs import DecodeGraphs
-from engine.kernels.triton import rows
 from engine.kernels.triton.launch import compiling
-from engine.layers.operations import Rotary
 from engine.loading.load_model import load_model
 from engine.loading.warm_up import warm_steps
-from engine.models.decoder import Decoder
-from engine.models.triton_operations import TritonOperations
 from engine.runner.model_runner import ModelRunner
-from engine.sampling.graph_chooser import triton_graph_chooser
 from engine.sampling.sampler import Sampler
 from engine.sampling.triton_chooser import TritonChooser
 from engine.settings.config import EngineConfig
@@ -45,6 +36,7 @@ from engine.values.request import Request
 from engine.values.sampling_params import SamplingParams
 from tests.engine.support.compiled_kernels import name_of
 from tests.engine.support.recorded_graphs import Recording
+from tests.engine.support.runner_parts import graphs_of_gpus, with_our_kernels
 
 CPU, HOPPER = torch.device("cpu"), GPUTarget("cuda", 90, 32)
 PAGE_SIZE, PAGES, MAX_RUNNING, MAX_LEN, MAX_TOKENS = 16, 64, 13, 400, 300
@@ -97,14 +89,8 @@ def runner_of(raw: dict[str, Any], directory: Path) -> ModelRunner:
     config = EngineConfig(
         str(directory), device="cpu", attention="reference", page_size=PAGE_SIZE, kv_pages=PAGES, threads=1
     )
-    runner = load_model(config, load_weights=random_decoder).with_pages(PAGES + 1)
-    facts, decoder = runner.model_config, runner._decoder
-    assert isinstance(decoder, Decoder)
-    decoder.operations = partial(TritonOperations, Rotary.of(facts.ropes, facts.head_dim, torch.float32, CPU))
-    heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
-    runner._attention = TritonAttention(AttentionShape(*heads, PAGE_SIZE, frozenset({None})))
-    runner._sampler = Sampler(facts.eos_token_ids, TritonChooser())
-    return runner
+    with patch("engine.runner.model_runner.sampler_for", lambda eos, device: Sampler(eos, TritonChooser())):
+        return with_our_kernels(load_model(config, load_weights=random_decoder))
 
 
 def random_step(rng: random.Random, number: int) -> StepPlan:
@@ -154,11 +140,9 @@ def later(raw: dict[str, Any], num_steps: int) -> tuple[int, list[str], int, lis
             for step in warm_steps(MAX_TOKENS, MAX_LEN, PAGE_SIZE):
                 runner.run(step)
         torch.use_deterministic_algorithms(False)
-        runner.add_graphs(MAX_RUNNING, recording)
+        with graphs_of_gpus():
+            runner.add_graphs(MAX_RUNNING, recording)
         others = runner.add_token_graphs(MAX_RUNNING, PIECE_TOKENS, (2, MAX_DRAFTS + 1), recording)
-        assert isinstance(runner._decodes, DecodeGraphs)
-        runner._decodes._choose = triton_graph_chooser()
-        runner._decodes._rows.kernels = rows
         others.capture_all()
         for step in warm_steps(MAX_TOKENS, MAX_LEN, PAGE_SIZE):
             runner.run(step)

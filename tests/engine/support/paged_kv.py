@@ -71,31 +71,31 @@ class Paged:
         )  # fmt: skip
         self.sinks = 3 * random(heads.num) if has_sinks else None
         parts = 2 if heads.latent is None else 1
-        self._held = [random(parts, start + n, heads.num_kv_heads, heads.dim) for start, n in rows]
-        self._queries = [random(n, heads.num, heads.dim) for _, n in rows]
-        self._fill(generator)
+        self.held = [random(parts, start + n, heads.num_kv_heads, heads.dim) for start, n in rows]
+        self.queries = [random(n, heads.num, heads.dim) for _, n in rows]
+        self.fill(generator)
 
     def alone(self, row: int) -> Paged:
         """Return a case with one of the rows."""
-        return self._with(self._held[row : row + 1], self._queries[row : row + 1])
+        return self._with(self.held[row : row + 1], self.queries[row : row + 1])
 
     def after(self, start: int) -> Paged:
         """The case's only row, as if the positions before `start` were computed already."""
-        (held,), (query,) = self._held, self._queries
+        (held,), (query,) = self.held, self.queries
         return self._with([held], [query[start - held.shape[1] :]])
 
     def _with(self, held: list[torch.Tensor], queries: list[torch.Tensor]) -> Paged:
         other = copy(self)
-        other._held, other._queries = held, queries
-        other._fill(torch.Generator().manual_seed(0))
+        other.held, other.queries = held, queries
+        other.fill(torch.Generator().manual_seed(0))
         return other
 
-    def _fill(self, generator: torch.Generator) -> None:
+    def fill(self, generator: torch.Generator) -> None:
         """Pages that hold what comes before the step."""
-        size, (parts, longest, kv_heads, dim) = self.shape.page_size, max(held.shape for held in self._held)
+        size, (parts, longest, kv_heads, dim) = self.shape.page_size, max(held.shape for held in self.held)
         per_row = -(-longest // size)
-        order = torch.randperm(per_row * len(self._held), generator=generator).tolist()
-        self.pages = KVPages(1, len(order), size, kv_heads, dim, self._held[0].dtype, self.device, parts)
+        order = torch.randperm(per_row * len(self.held), generator=generator).tolist()
+        self.pages = KVPages(1, len(order), size, kv_heads, dim, self.held[0].dtype, self.device, parts)
         self.pages.layer(0)[:, : self.pages.num_pages] = torch.nan
         slots = self.pages.layer(0).flatten(1, 2)
         chunks = []
@@ -108,7 +108,7 @@ class Paged:
 
     def _rows(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """Each row's first position of the step, its keys and values, and its queries."""
-        for held, query in zip(self._held, self._queries, strict=True):
+        for held, query in zip(self.held, self.queries, strict=True):
             yield held.shape[1] - len(query), held, query
 
     def attend(self, backend: AttentionBackend) -> torch.Tensor:
@@ -124,7 +124,7 @@ class Paged:
 
     def query(self) -> torch.Tensor:
         """The step's queries, [N, num_heads, head_dim]."""
-        return torch.cat(self._queries)
+        return torch.cat(self.queries)
 
     def expected(self) -> torch.Tensor:
         """Return the expected output, computed in float64."""

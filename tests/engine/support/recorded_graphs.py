@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from engine.attention.base import AttentionShape, AttentionStep
+from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.attention.layer_groups import GroupedAttention, shapes
@@ -15,6 +15,7 @@ from engine.attention.reference import ReferenceAttention
 from engine.loading.load_model import load_model
 from engine.runner.model_runner import ModelRunner
 from engine.settings.config import EngineConfig
+from tests.engine.support.runner_parts import with_attention
 
 
 class GatheringAttention:
@@ -111,12 +112,12 @@ def graphed(
     each token of short prompts.
     """
     loaded = load_model(config)
-    runner = loaded.with_pages(loaded.num_pages + 1)
-    model = runner.model_config
+    model = loaded.model_config
     shape = AttentionShape.of(model.attention, model.windows, config.page_size)
-    runner._attention = (SpreadingAttention if spreads else GatheringAttention)(shape)
-    if runner.layer_groups is not None:
-        runner._attention = GroupedAttention(*map(GatheringAttention, shapes(shape)))
+    attention: AttentionBackend = (SpreadingAttention if spreads else GatheringAttention)(shape)
+    if loaded.layer_groups is not None:
+        attention = GroupedAttention(*map(GatheringAttention, shapes(shape)))
+    runner = with_attention(loaded, attention)
     recording = Recording()
     runner.add_graphs(config.max_running, recording)
     if max_tokens or widths:

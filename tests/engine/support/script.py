@@ -184,14 +184,14 @@ class Script:
         for request in self.scheduler.allocator.running:
             if request.lease is not None and (window := request.lease.window) is not None:
                 by_requests.update(row[0] for row in window.rows)
-                by_requests.update(row[0] for _, tail in window.kept for row in tails._tails[tail])
-        by_requests.update(row[0] for node in tails._pins for row in tails.rows_at(node))
+                by_requests.update(row[0] for _, tail in window.kept for row in tails.rows_of(tail))
+        by_requests.update(row[0] for node in tails.pins for row in tails.rows_at(node))
         counted = {page: (by_requests[page], by_tails[page]) for page in by_requests | by_tails}
-        assert counted == tails._uses
+        assert counted == tails.uses
 
     def _nodes(self) -> list[Node]:
         """Return all nodes of the tree."""
-        nodes = list(self.cache._tree._roots.values())
+        nodes = list(self.cache.tree.roots.values())
         for node in nodes:
             nodes += [*node.children.values(), *(node.gates or {}).values()]
         return nodes
@@ -264,9 +264,7 @@ class Script:
         """Whether no page is locked or private, on the device or on the host, as at the end of every scenario."""
         account = self.scheduler.account()
         self.host.begin_step()
-        prefixes = self.host._prefixes
-        arriving = prefixes._arriving
-        assert not prefixes._held and not prefixes._keys and not arriving._awaited, "of requests that have ended"
+        assert not self.host.requests, "they have ended"
         states = StateAccount(0, 0, 0, 0) if self.cache.snapshots is None else self.cache.snapshots.account()
         nothing = account.locked == account.private == self.host.account().held == 0
         return nothing and states.locked == states.private == 0
@@ -274,12 +272,12 @@ class Script:
 
 def _check_promises(allocator: KVAllocator) -> None:
     """Have the allocator count the pages that it has promised anew each time, beside the sum that it keeps."""
-    kept = allocator._pages_promised
+    kept = allocator.pages_promised
 
     def counted(growth: int) -> int:
         promised = kept(growth)
-        allocator._promised.clear()
+        allocator.forget_promises()
         assert promised == kept(growth), "the sum of promised pages is out of date"
         return promised
 
-    allocator._pages_promised = counted  # type: ignore[method-assign]
+    allocator.pages_promised = counted  # type: ignore[method-assign]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -109,7 +110,24 @@ def test_recorded_rows_of_up_to_so_many_tokens(rows: Rows, width: int, window: i
     assert (attended.double() - case.expected()).abs().max() < 1e-5
 
 
-def test_rows_of_one_item_need_no_parts() -> None:
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[Any, ...]]]:
+    """The arguments of each launch for rows with one token (`decode`) and for others (`extend`)."""
+    seen: dict[str, list[tuple[Any, ...]]] = {"decode": [], "extend": []}
+
+    def noting(launch: Callable[..., None], kind: str) -> Callable[..., None]:
+        def noted(*args: Any, **options: Any) -> None:
+            seen[kind].append(args)
+            launch(*args, **options)
+
+        return noted
+
+    for name in ("decode", "extend", "extend_tma"):
+        monkeypatch.setattr(triton_step, name, noting(getattr(triton_step, name), name.removesuffix("_tma")))
+    return seen
+
+
+def test_rows_of_one_item_need_no_parts(launched: dict[str, list[tuple[Any, ...]]]) -> None:
     """The program that attends writes their results itself, beside rows that are split and merged."""
     whole: Rows = [(63, 1), (5, 1), (0, 1)]
     for rows, is_split in ((whole, False), ([*whole, (1500, 1)], True)):
@@ -117,8 +135,7 @@ def test_rows_of_one_item_need_no_parts() -> None:
         step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
         store_kv(case.pages.layer(0), case.batch.slot_mapping, *case.new())
         step.attend(case.pages.layer(0), case.query(), None)
-        assert step._decodes is not None
-        parts = step._decodes._parts
+        _, _, _, _, _, parts, _ = launched["decode"][-1]
         parts.values.fill_(torch.nan)
         out = step.attend(case.pages.layer(0), case.query(), None)
         assert (out.double() - case.expected()).abs().max() < 1e-5
@@ -141,18 +158,23 @@ FEW_AFTER_MANY: Rows = [(600, 5), (700, 8), (512, 3)]
     ids=["all", "some", "after too few", "too many", "too many rows"],
 )
 def test_a_few_tokens_after_many_share_these_as_rows_of_their_own(
-    rows: Rows, num_tokens: int, has_rest: bool, monkeypatch: pytest.MonkeyPatch
+    rows: Rows,
+    num_tokens: int,
+    has_rest: bool,
+    launched: dict[str, list[tuple[Any, ...]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in (("_FEW_TOKENS", 8), ("_MANY_POSITIONS", 512), ("_MOST_ROWS", 20)):
         monkeypatch.setattr(triton_step, name, value)
     case = paged(rows, Heads(2, 1, 16), 16, None, torch.float32)
     assert_right(case)
     step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
+    for launches in launched.values():
+        launches.clear()
     step.attend(case.pages.layer(0), case.query(), None)
-    assert (0 if step._decodes is None else len(step._decodes._kv_lens)) == num_tokens
-    assert (step._extends is not None) == has_rest
-    if step._decodes is not None:
-        [work] = step._decodes._work.values()
+    assert sum(len(kv_lens) for _, _, _, kv_lens, *_ in launched["decode"]) == num_tokens
+    assert bool(launched["extend"]) == has_rest
+    for _, _, _, _, work, *_ in launched["decode"]:
         assert work.groups is not None and int((work.groups.tiles > 0).sum()) >= 5
     alone = paged(rows, Heads(2, 1, 16), 16, None, torch.float32)
     alone.shape = replace(alone.shape, is_cascade=False)

@@ -9,18 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.attention.base import AttentionShape
-from engine.attention.triton import TritonAttention
-from engine.graphs.decode_graphs import DecodeGraphs
-from engine.kernels.triton import rows as row_kernels
 from engine.kernels.triton import sample
 from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.tile import TILE
-from engine.layers.operations import Rotary
 from engine.loading.load_model import load_model
-from engine.models.decoder import Decoder
-from engine.models.triton_operations import TritonOperations
-from engine.runner.model_runner import ModelRunner
 from engine.sampling.graph_chooser import torch_graph_chooser, triton_graph_chooser
 from engine.settings.config import EngineConfig
 from engine.values.plan import Chunk, StepPlan
@@ -30,6 +22,7 @@ from tests.engine.support.graph_workloads import greedy_request
 from tests.engine.support.operations_seen import Operations
 from tests.engine.support.oracle import VOCAB, save_tiny
 from tests.engine.support.recorded_graphs import Recording
+from tests.engine.support.runner_parts import graphs_of_gpus, with_our_kernels
 from tests.engine.support.sampling_rows import row_params
 
 CPU = torch.device("cpu")
@@ -48,19 +41,6 @@ _FOR_THE_HOST = {"aten.bincount.default", "aten.nonzero.default", "aten._local_s
 """Operations whose results the host reads, for which no graph can wait."""
 
 
-def with_our_kernels(config: EngineConfig) -> ModelRunner:
-    """Return a runner of our kernels, with a page more than `config` says, for graphs."""
-    loaded = load_model(config)
-    runner = loaded.with_pages(loaded.num_pages + 1)
-    facts, decoder = runner.model_config, runner._decoder
-    assert isinstance(decoder, Decoder)
-    rotary = Rotary.of(facts.ropes, facts.head_dim, torch.float32, CPU)
-    decoder.operations = partial(TritonOperations, rotary)
-    heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
-    runner._attention = TritonAttention(AttentionShape(*heads, config.page_size, frozenset({None})))
-    return runner
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
 def test_a_question_after_a_long_prefix_is_rows_that_share_it(tmp_path: Path) -> None:
     """Beside a decode and a prompt, which share nothing, in one graph."""
@@ -73,7 +53,7 @@ def test_a_question_after_a_long_prefix_is_rows_that_share_it(tmp_path: Path) ->
         max_model_len=640,
         threads=1,
     )
-    plain, runner = load_model(config), with_our_kernels(config)
+    plain, runner = load_model(config), with_our_kernels(load_model(config))
     recording = Recording()
     runner.add_token_graphs(3, 32, (), recording)
     decode, short = greedy_request("d", 6), greedy_request("s", 7)
@@ -82,7 +62,7 @@ def test_a_question_after_a_long_prefix_is_rows_that_share_it(tmp_path: Path) ->
     pages = list(range(2, 40))
     plain.run(StepPlan((Chunk(long, 0, 590, long.tokens[:590], pages, samples=False),)))
     plain.run(StepPlan((Chunk(decode, 0, 5, decode.tokens[:5], [0], samples=False),)))
-    runner._pages.data[:, :, :60] = plain._pages.data[:, :, :60]
+    runner.pages.data[:, :, :60] = plain.pages.data[:, :, :60]
     chunks = (
         Chunk(decode, 5, 1, decode.tokens[5:], [0], samples=True),
         Chunk(short, 0, 7, short.tokens, [1], samples=True),
@@ -113,19 +93,17 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(kind: str, tmp_path
     config = EngineConfig(
         str(model), device="cpu", attention="reference", page_size=4, kv_pages=24, max_model_len=32, threads=1
     )
-    plain, runner = load_model(config), with_our_kernels(config)
+    plain, runner = load_model(config), with_our_kernels(load_model(config))
     recording = Recording()
-    runner.add_graphs(3, recording)
-    assert isinstance(runner._decodes, DecodeGraphs)
-    runner._decodes._choose = triton_graph_chooser()
-    runner._decodes._rows.kernels = row_kernels
+    with graphs_of_gpus():
+        runner.add_graphs(3, recording)
 
     rows = [greedy_request(f"r{i}", 5 + i, temperature=0.8 * (i % 2)) for i in range(4)]
     pages = [list(range(6 * i, 6 * i + 6)) for i in range(4)]
     for i, row in enumerate(rows):  # The KV of prompts does not matter here, except for their last tokens.
         chunk = Chunk(row, 0, row.num_tokens - 1, row.tokens[:-1], pages[i], samples=False)
         plain.run(StepPlan((chunk,)))
-    runner._pages.data[:, :, :24] = plain._pages.data[:, :, :24]
+    runner.pages.data[:, :, :24] = plain.pages.data[:, :, :24]
     expected: list[list[int]] = []
     got: list[list[int]] = []
     for step, members in enumerate([(0, 1, 2), (0, 1, 2), (2, 1, 3), (2, 1, 3), (3,)]):

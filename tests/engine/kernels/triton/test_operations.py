@@ -264,7 +264,7 @@ def logits_by(kind: Callable[..., Any], model: Path, **settings: Any) -> torch.T
     model is loaded, with its own operations.
     """
     runner = load_runner(model, attention="reference", kv_tokens=128, cuda_graphs="off", **settings)
-    config, decoder = runner.model_config, runner._decoder
+    config, decoder = runner.model_config, runner.decoder
     rotary = Rotary.of(config.ropes, config.head_dim, runner.kv_dtype, runner.device)
     decoder.operations = partial(kind, rotary)  # type: ignore[union-attr]
     a, b = (

@@ -7,36 +7,48 @@ import torch
 
 pytest.importorskip("triton")
 from engine.graphs.device_rows import DeviceRows
-from engine.graphs.row_assignment import RowLayout
+from engine.graphs.row_assignment import IN_USE, NUM_PROMPT, POSITION, TABLE, TOKEN, RowLayout
 from engine.kernels.triton import rows as kernels
+from engine.sampling.graph_chooser import RowParams
 from tests.engine.support.devices import DEVICE
 from tests.engine.support.operations_seen import VIEWS, Operations
+from tests.engine.support.row_words import write_words
 
 
 def rows_of(num_rows: int, page_size: int, num_groups: int = 1) -> DeviceRows:
     """Rows of which some are in use, with random positions, tokens and pages."""
-    layout = RowLayout(num_rows, 9, page_size, 5, 6, num_groups)
+    layout = RowLayout(num_rows, 10, page_size, 5, 6, num_groups)
     made, generator = DeviceRows(layout, DEVICE), torch.Generator().manual_seed(num_rows)
 
     def random(below: int, *shape: int) -> torch.Tensor:
-        return torch.randint(below, shape, generator=generator).to(DEVICE)
+        return torch.randint(below, shape, generator=generator)
 
     used = random(2, num_rows)
-    made._in_use.copy_(used)
-    made._positions.copy_(random(9 * page_size, num_rows) * used)
-    made._tokens.copy_(random(1000, num_rows) * used)
-    made._num_prompt.copy_(random(4, num_rows) * used)
-    made._tables.copy_(random(60, num_groups, num_rows, 9))
+    fields = {
+        IN_USE: used,
+        POSITION: random(9 * page_size, num_rows) * used,
+        TOKEN: random(1000, num_rows) * used,
+        NUM_PROMPT: random(4, num_rows) * used,
+        TABLE: random(60, num_groups, num_rows, 10),
+    }
+    for field, words in fields.items():
+        write_words(made, layout.field(field), words)
     return made
 
 
-def state(rows: DeviceRows, count: int) -> list[list[int]]:
-    batch = rows.batch(count, 9 * rows._layout.page_size)
+def entered(rows: DeviceRows, count: int) -> list[list[int]]:
+    """Enter a step of the first rows, and return all its inputs, with the tokens of the last step."""
+    rows.enter(count)
+    batch, seen = rows.batch(count, 9), []
+
+    def noting(logits: torch.Tensor, params: RowParams, positions: torch.Tensor, *, cuts: bool) -> torch.Tensor:
+        seen.append(positions)
+        return positions
+
+    rows.choose(count, torch.empty(0), noting, cuts=False)
     more = [] if batch.more_slots is None else batch.more_slots.unbind()
-    parts = (
-        batch.kv_lens, batch.slot_mapping, *more, batch.positions, rows.token_ids(count), rows._num_output[:count],
-    )  # fmt: skip
-    return [part.tolist() for part in (*parts, rows._tokens, rows._positions, rows.sampled)]
+    parts = batch.kv_lens, batch.slot_mapping, *more, batch.positions, rows.token_ids(count), *seen, rows.sampled
+    return [part.tolist() for part in parts]
 
 
 @pytest.mark.parametrize("num_groups", [1, 3])
@@ -45,12 +57,10 @@ def test_steps_by_kernels_are_steps_by_torch(num_rows: int, count: int, page_siz
     ours, theirs = rows_of(num_rows, page_size, num_groups), rows_of(num_rows, page_size, num_groups)
     ours.kernels, theirs.kernels = kernels, None
     tokens = torch.arange(count, device=DEVICE) * 7 % 50 - 2  # Some rows have no valid token.
-    for made in (ours, theirs):
-        made.enter(count)
-    assert state(ours, count) == state(theirs, count)
+    assert entered(ours, count) == entered(theirs, count)
     for made in (ours, theirs):
         made.advance(count, tokens)
-    assert state(ours, count) == state(theirs, count)
+    assert entered(ours, num_rows) == entered(theirs, num_rows), "rows after the first are as they were"
 
 
 def test_each_is_one_launch_and_no_other_operation(monkeypatch: pytest.MonkeyPatch) -> None:
