@@ -35,10 +35,6 @@ class GrammarMatcher(Protocol):
         """Whether the answer may end here."""
         ...
 
-    def is_stopped(self) -> bool:
-        """Whether the answer has ended, or only an end may follow."""
-        ...
-
     def is_error(self) -> bool:
         """Whether the grammar cannot be followed any further."""
         ...
