@@ -172,7 +172,8 @@ def _write(path: Path, trace: Trace, pooled: float, bars: Sequence[Bar], results
 
 
 def _draw(directory: Path, knowing: Sequence[Result], pooled: float) -> None:
-    from deployments.simulator.fleet.plots import draw, draw_loads
+    from benchmarks.routing_loads import draw_loads
+    from deployments.simulator.fleet.plots import draw
 
     directory.mkdir(parents=True, exist_ok=True)
     at_load = [result for result in knowing if result.load == KNOWING.load]

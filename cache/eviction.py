@@ -19,7 +19,6 @@ class EvictionStrategy(Protocol):
 
     def key(self, node: Node) -> tuple[float, ...]:
         """Return the node's place in the order."""
-        ...
 
 
 class LeastRecentlyUsed:

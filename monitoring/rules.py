@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import yaml
-
-from monitoring.promql import labels_listed, selectors
 
 RULES = Path(__file__).with_name("alerts") / "raydix.rules.yaml"
 
@@ -28,29 +25,11 @@ class Rule:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
-    def answered(self) -> str:
-        """Return the expression with 0 or 1 as the result of its comparisons, instead of a filter.
-
-        It has data whether or not the alert fires: all series that it reads exist, and the sides of its `and`
-        have labels in common.
-        """
-        return re.sub(r"(?<![=!])(==|!=|>=|<=|>|<)(?=\s*\d)", r"\1 bool", self.expr)
-
 
 def load_rules(path: Path = RULES) -> list[Rule]:
     """Return all rules of a file, in its order. Raises KeyError or ValueError when it is no file of rules."""
     groups = yaml.safe_load(path.read_text())["groups"]
     return [_rule(group["name"], **rule) for group in groups for rule in group["rules"]]
-
-
-def recorded_labels(rules: Sequence[Rule]) -> dict[str, set[str]]:
-    """Return the labels of the series of recording rules: those that they group by, or those of their input."""
-    recorded: dict[str, set[str]] = {}
-    for rule in rules:
-        if rule.kind == "record":
-            read = [recorded[selector.name] for selector in selectors(rule.expr) if selector.name in recorded]
-            recorded[rule.name] = labels_listed(rule.expr).union(*read)
-    return recorded
 
 
 def _rule(group: str, expr: str, record: str | None = None, alert: str | None = None, **rest: object) -> Rule:

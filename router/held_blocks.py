@@ -56,6 +56,17 @@ def _shards() -> list[dict[int, int]]:
     return shards
 
 
+class _NewMasks(dict[int, int]):
+    """New masks by the masks before. Equal ones are one object, as it may be larger than the rest of an entry."""
+
+    def __init__(self, change: Callable[[int], int]) -> None:
+        self._change = change
+
+    def __missing__(self, mask: int) -> int:
+        self[mask] = changed = self._change(mask)
+        return changed
+
+
 class HeldBlocks:
     """A mask for each block. Not thread-safe. `max_blocks` bounds its memory; nothing else grows."""
 
@@ -118,22 +129,16 @@ class HeldBlocks:
         return mask
 
     def add(self, slot: int, blocks: Sequence[int], *, makes_room: bool = True) -> None:
-        """Let a slot hold these blocks. New ones replace others, or without `makes_room` use only free room.
-
-        Blocks that shared one mask object share one afterwards.
-        """
-        shards, bit, grown, new = self._shards, 1 << slot, dict[int, int](), list[int]()
+        """Let a slot hold these blocks. New ones replace others, or without `makes_room` use only free room."""
+        shards, bit, new = self._shards, 1 << slot, list[int]()
+        after, changed = _NewMasks(lambda mask: mask | bit), list[int]()
         room, steps = self.max_blocks - self.num_blocks, ROOM_STEPS + len(blocks)
-        before, after, num_same = 0, 0, 0
         for block in blocks:
             shard = shards[block & _PLACE]
             mask = shard.get(block)
             if mask:
-                if mask is not before:
-                    self._recount(before, after, num_same)
-                    before, after, num_same = mask, grown.setdefault(mask, mask | bit), 0
-                shard[block] = after
-                num_same += 1
+                shard[block] = after[mask]
+                changed.append(mask)
                 continue
             if room <= 0:
                 if not makes_room:
@@ -151,25 +156,22 @@ class HeldBlocks:
             if mask is None:
                 new.append(block)
             else:
-                self._recount(0, bit, 1)
-        self._recount(before, after, num_same)
+                self._count(0, -1)
+                self._count(bit, 1)
+        self._recount(changed, after)
         self._enter(bit, new)
 
     def discard(self, slot: int, blocks: Iterable[int]) -> None:
         """Let a slot no longer hold these blocks, where it does."""
-        shards, bit, shrunk = self._shards, 1 << slot, dict[int, int]()
-        before, after, num_same = 0, 0, 0
+        shards, bit = self._shards, 1 << slot
+        after, changed = _NewMasks(lambda mask: _held(mask ^ bit)), list[int]()
         for block in blocks:
             shard = shards[block & _PLACE]
             mask = shard.get(block)
-            if mask is None or not mask & bit:
-                continue
-            if mask is not before:
-                self._recount(before, after, num_same)
-                before, after, num_same = mask, shrunk.setdefault(mask, _held(mask ^ bit)), 0
-            shard[block] = after
-            num_same += 1
-        self._recount(before, after, num_same)
+            if mask and mask & bit:
+                shard[block] = after[mask]
+                changed.append(mask)
+        self._recount(changed, after)
 
     def use(self, blocks: Iterable[int]) -> None:
         """Note that a prompt has these blocks: known ones stay longer than others.
@@ -178,12 +180,12 @@ class HeldBlocks:
         """
         if self.num_blocks <= self.max_blocks * 3 // 4:
             return
-        shards, used = self._shards, dict[int, int]()
+        shards, after = self._shards, _NewMasks(lambda mask: mask | _USED)
         for block in blocks:
             shard = shards[block & _PLACE]
             mask = shard.get(block)
             if mask and not mask & _USED:
-                shard[block] = used.setdefault(mask, mask | _USED)
+                shard[block] = after[mask]
 
     def _enter(self, bit: int, blocks: Sequence[int]) -> None:
         """Queue blocks that are new."""
@@ -225,21 +227,18 @@ class HeldBlocks:
     def _survivors(self, piece: array[int]) -> array[int]:
         """Clear dead bits from the blocks of a piece, and remove those without a holder; return the others."""
         shards, kept, survivors = self._shards, ~self._swept, array("Q")
-        before, num_same = -1, 0
-        after: int | None = None
+        after, changed = _NewMasks(lambda mask: _held(mask & kept)), list[int]()
         for block in piece:
             shard = shards[block & _PLACE]
             mask = shard[block]
-            if mask is not before:
-                self._recount(before, after, num_same)
-                before, after, num_same = mask, _held(mask & kept) or None, 0
-            if after is None:
-                del shard[block]
-            else:
-                shard[block] = after
+            changed.append(mask)
+            shard[block] = after[mask]
+            if after[mask]:
                 survivors.append(block)
-            num_same += 1
-        self._recount(before, after, num_same)
+            else:
+                del shard[block]
+        self._recount(changed, after)
+        self._count(0, len(survivors) - len(piece))
         return survivors
 
     def _make_room(self, num_blocks: int, steps: int) -> tuple[int, int]:
@@ -269,10 +268,9 @@ class HeldBlocks:
         """Append a block to a queue, with the bits `kept` of its mask except those being swept."""
         shard = self._shards[block & _PLACE]
         mask = shard[block]
-        left = _held(mask & kept & ~self._swept)
-        if left != mask:
-            shard[block] = left
-            self._recount(mask, left, 1)
+        shard[block] = left = _held(mask & kept & ~self._swept)
+        self._count(mask, -1)
+        self._count(left, 1)
         queue.extend((block,))
 
     # Counts
@@ -281,12 +279,11 @@ class HeldBlocks:
         """Return whether a block with this mask counts as one with a holder."""
         return bool(mask) and not _only_slot(mask) & (self._dead | self._swept)
 
-    def _recount(self, before: int, after: int | None, num_blocks: int) -> None:
-        """Count blocks whose mask has changed; None: they were removed."""
-        if num_blocks and before != after:
-            self._count(before, -num_blocks)
-            if after is not None:
-                self._count(after, num_blocks)
+    def _recount(self, changed: Iterable[int], after: Mapping[int, int]) -> None:
+        """Count blocks whose masks were these and are now those of `after`."""
+        for mask, num_blocks in Counter(changed).items():
+            self._count(mask, -num_blocks)
+            self._count(after[mask], num_blocks)
 
     def _count(self, mask: int, num_blocks: int) -> None:
         """Count blocks that have this mask now; a negative number if they no longer have it."""

@@ -9,6 +9,7 @@ beginning is found by bisection. Replicas without slower tiers cost nothing.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 Below = tuple[int, ...]
@@ -80,10 +81,4 @@ def _first_above(tiers: dict[int, int], chain: Sequence[int], low: int, high: in
     """Return the first position, from `low`, of a block below a tier; `high` if there is none before it."""
     if low < high and tiers.get(chain[high - 1], 0) <= tier:
         return high
-    while low < high:
-        middle = (low + high) // 2
-        if tiers.get(chain[middle], 0) > tier:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return low + bisect_left(range(low, high), True, key=lambda at: tiers.get(chain[at], 0) > tier)

@@ -47,42 +47,34 @@ class Placeable(Protocol):
     @property
     def request_id(self) -> str:
         """An id that is unique in this process."""
-        ...
 
     @property
     def model(self) -> str:
         """The model's name. Requests share prefixes only within one model and one salt."""
-        ...
 
     @property
     def salt(self) -> str:
         """Separates prefixes within a model; see `model`."""
-        ...
 
     @property
     def session_id(self) -> str | None:
         """A hint by the client that requests belong together."""
-        ...
 
     @property
     def prompt_ids(self) -> Sequence[int]:
         """Token ids of the prompt."""
-        ...
 
     @property
     def output_ids(self) -> Sequence[int]:
         """Token ids that another replica has already generated for it."""
-        ...
 
     @property
     def num_reusable(self) -> int:
         """Leading tokens that may come from a cache; fewer than all when the prompt's logits are wanted."""
-        ...
 
     @property
     def block_hashes(self) -> Sequence[int] | None:
         """Result of `Placer.block_hashes` for this request; None before it was called."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,6 @@ class Policy(Protocol):
         `replicas` includes the unavailable ones. The result depends only on the arguments, the
         state of `rng` and what the policy remembers of earlier calls, so that a simulation can be repeated.
         """
-        ...
 
 
 _FEW = 8

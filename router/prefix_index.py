@@ -13,7 +13,8 @@ once for each of its readers. No prompt can be placed there: matches omit stores
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from router.addresses import is_store
 from router.expected_blocks import ExpectedBlocks
@@ -155,15 +156,8 @@ class PrefixIndex:
         self._version += 1
         bit = 1 << self._slot(replica)
         mask = self._held.masks({})
-        # Blocks before `low` are held, the one at `high` is not.
-        low, high = 0, len(chain) if chain and mask(chain[0]) & bit else 0
-        while low < high:
-            middle = (low + high) // 2
-            if mask(chain[middle]) & bit:
-                low = middle + 1
-            else:
-                high = middle
-        self._expected.add(replica, bit, list(chain[low:]), now)
+        num_held = _border(mask, bit, chain, 0, len(chain)) if chain and mask(chain[0]) & bit else 0
+        self._expected.add(replica, bit, list(chain[num_held:]), now)
         self._expected.expire(now)
         self._held.sweep()
 
@@ -202,19 +196,10 @@ class PrefixIndex:
         slot = self._slots.get(name)
         if slot is None or first >= len(chain):
             return first
-        mask = self._held.masks({})
-        if not mask(chain[first]) >> slot & 1:
+        mask, bit = self._held.masks({}), 1 << slot
+        if not mask(chain[first]) & bit:
             return first
-        if mask(chain[-1]) >> slot & 1:
-            return len(chain)
-        low, high = first, len(chain) - 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            if mask(chain[middle]) >> slot & 1:
-                low = middle
-            else:
-                high = middle
-        return high
+        return len(chain) if mask(chain[-1]) & bit else _border(mask, bit, chain, first + 1, len(chain) - 1)
 
     def _levels(self, chain: Sequence[int]) -> Levels:
         mask, last, version = self._held.masks(self._expected.masks), len(chain) - 1, self._version
@@ -244,18 +229,10 @@ class PrefixIndex:
         def depth(slot: int) -> int:
             """Bisect as `found` does, but for one slot: O(log(blocks))."""
             self._check(version)
-            if not at_first >> slot & 1:
+            bit = 1 << slot
+            if not at_first & bit:
                 return 0
-            if at_last >> slot & 1:
-                return len(chain)
-            low, high = 0, last
-            while high - low > 1:
-                middle = (low + high) // 2
-                if mask(chain[middle]) >> slot & 1:
-                    low = middle
-                else:
-                    high = middle
-            return high
+            return len(chain) if at_last & bit else _border(mask, bit, chain, 1, last)
 
         return Levels(found(), depth)
 
@@ -281,3 +258,11 @@ class PrefixIndex:
         self._held.bury(self._slots[replica])
         self._stores &= ~(1 << self._slots[replica])
         self._slots = {name: slot for name, slot in self._slots.items() if name != replica}
+
+
+def _border(mask: Callable[[int], int], bit: int, chain: Sequence[int], low: int, high: int) -> int:
+    """Return the first block of `chain` from `low` on whose mask lacks a bit; `high` if there is none before it.
+
+    Bisects, because a replica that lacks a block lacks all after it: O(log(high - low)) look-ups.
+    """
+    return low + bisect_left(range(low, high), True, key=lambda at: not mask(chain[at]) & bit)

@@ -1,6 +1,6 @@
 """All names of Ray and Serve that Raydix uses beyond their public APIs, for the version in `pyproject.toml`.
 
-`PRIVATE_NAMES` says for each name how it is used, why no public API suffices, and what breaks without it. Below
+docs/frameworks.md says for each name how it is used, why no public API suffices, and what breaks without it. Below
 is a function for each that is called; no other module uses such a name (`tests/house/test_private_names.py`).
 `tests/router/test_ray_internals.py` has a test for each: run these first with another version of Ray.
 
@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -23,191 +22,6 @@ if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
 
 
-@dataclass(frozen=True, slots=True)
-class PrivateName:
-    """A name of Ray's or Serve's that no public API promises."""
-
-    name: str
-    use: str
-    """Its use in Raydix."""
-    why: str
-    """Why no public API suffices."""
-    breaks: str
-    """The failure when it is missing or means something else."""
-
-
-PRIVATE_NAMES: Mapping[str, PrivateName] = {
-    each.name: each
-    for each in (
-        # --- routing: in every process with a handle
-        PrivateName(
-            "RequestRouter._deployment_id",
-            use="finds the state of the deployment that a router routes for",
-            why="the public property app_name does not distinguish two models of one application",
-            breaks="no router starts: ingresses know no engine, and every request is answered with 503",
-        ),
-        PrivateName(
-            "RequestRouter.update_replicas",
-            use="passes the replicas and their addresses to the fleet",
-            why="routers are public, but this hook of theirs is not documented",
-            breaks="ingresses notice neither new engines nor the end of old ones",
-        ),
-        PrivateName(
-            "PendingRequest.routing_context.should_backoff",
-            use="has Serve wait before it asks the router again for a call that no replica took",
-            why="Serve's own experimental routers set it, and the documentation does not mention it",
-            breaks="while a call waits for its replica, Serve's routing loop occupies the event loop",
-        ),
-        PrivateName(
-            "PendingRequest.args",
-            use="reads the call's first argument: the request to place, or the replica to watch",
-            why="the field is public; but not that it holds the call's arguments unchanged",
-            breaks="calls go to any replica: deaths are noticed late, and programs' prompts miss caches",
-        ),
-        PrivateName(
-            "PendingRequest.metadata.internal_request_id",
-            use="finds, at a call's end, the request that was booked for it",
-            why="on_request_completed is public and gets this id; the other place that has it is not documented",
-            breaks="requests of programs with a handle count as load forever",
-        ),
-        PrivateName(
-            "RunningReplica.replica_metadata",
-            use="carries each engine's address on the wire to the ingresses",
-            why="no public API carries a value from a replica to its callers' routers",
-            breaks="ingresses connect to no engine, and every request is answered with 503",
-        ),
-        # --- hooks: names that Serve looks up in a deployment's class
-        PrivateName(
-            "record_replica_metadata",
-            use="an engine's address on the wire, after its warm-up; the start of the hub's own server",
-            why="as for RunningReplica.replica_metadata",
-            breaks="engines never start their loops, and no ingress learns their addresses",
-        ),
-        PrivateName(
-            "record_autoscaling_stats",
-            use="reports an engine's work to the autoscaling policy",
-            why="documented as alpha; it is the only way to scale by anything but open calls",
-            breaks="the number of replicas stays as it is, whatever the load",
-        ),
-        PrivateName(
-            "__serve_build_asgi_app__",
-            use="builds the ingress's API on the event loop that serves it",
-            why="the documented forms need an application that exists before the process does",
-            breaks="ingresses do not start",
-        ),
-        # --- inside a replica's process
-        PrivateName(
-            "global_worker.actors[...]._replica_impl._shutting_down",
-            use="refuses new requests once Serve begins to stop a replica",
-            why="Serve waits for open calls and only then notifies the user's class, by __del__",
-            breaks="silently: replicas that are being stopped take requests, which then must migrate",
-        ),
-        PrivateName(
-            "ray.serve.context._set_request_context",
-            use="puts the x-request-id into log records of requests that bypass Serve's proxy",
-            why="only Serve's proxy names requests",
-            breaks="ingresses do not start",
-        ),
-        PrivateName(
-            "ray.serve._private.replica.add_port_to_grpc_server",
-            use="makes the server for Serve's calls between replicas listen on 127.0.0.1 in `raydix serve`",
-            why="each replica starts one, on all interfaces, and no setting says where",
-            breaks="silently: a `raydix serve` opens a port to the network for each of its processes",
-        ),
-        # --- Serve's controller
-        PrivateName(
-            "ray.serve._private.constants.SERVE_CONTROLLER_NAME",
-            use="finds Serve's controller",
-            why="the REST API needs Ray's dashboard, which many clusters disable",
-            breaks="models cannot be loaded or unloaded, and /v1/cluster shows no replicas",
-        ),
-        PrivateName(
-            "ray.serve._private.constants.SERVE_NAMESPACE",
-            use="the namespace of the controller; `raydix serve` joins it",
-            why="as for SERVE_CONTROLLER_NAME",
-            breaks="as for SERVE_CONTROLLER_NAME, and `raydix serve` does not start",
-        ),
-        PrivateName(
-            "ServeController.get_serve_instance_details",
-            use="reads each deployment's replicas and target, and the port of Serve's proxy",
-            why="serve.status() has neither replicas nor targets",
-            breaks="ingresses do not start, because the state of their models is unknown",
-        ),
-        PrivateName(
-            "ServeController.update_deployment_replicas",
-            use="loads and unloads models by setting the number of their replicas",
-            why="the REST API for it needs Ray's dashboard",
-            breaks="POST /v1/models/{name}/load and /unload fail",
-        ),
-        PrivateName(
-            "ray.serve._private.common.DeploymentID",
-            use="names a deployment to the controller",
-            why="the type of that argument",
-            breaks="as for update_deployment_replicas",
-        ),
-        PrivateName(
-            "ray.serve.autoscaling_policy._apply_delay_logic",
-            use="`raydix simulate --autoscale` delays decisions as Serve does, on simulated time",
-            why="Serve applies its delays inside the controller, on the wall clock",
-            breaks="`raydix simulate --autoscale` fails",
-        ),
-        # --- the cluster
-        PrivateName(
-            "ray.serve._private.api.serve_start",
-            use="`raydix serve` starts Serve with all options of a config file",
-            why="serve.start() takes no controller options",
-            breaks="`raydix serve` fails at its start",
-        ),
-        PrivateName(
-            "ServeControllerClient.deploy_apps",
-            use="`raydix serve` deploys a config file as `serve run` does",
-            why="the public `serve deploy` needs Ray's dashboard",
-            breaks="`raydix serve` fails at its start",
-        ),
-        PrivateName(
-            "ray._private.parameter.RayParams",
-            use="`raydix serve` starts Ray without its autoscaler and, unless it shows logs, its log monitor",
-            why="ray.init() has no arguments for them",
-            breaks="`raydix serve` does not start",
-        ),
-        PrivateName(
-            "ray._private.node.Node.start_api_server",
-            use="`raydix serve` starts Ray without its API server, for which ray.init() would wait seconds",
-            why="ray.init(include_dashboard=False) starts it too, only to send usage statistics",
-            breaks="`raydix serve` does not start",
-        ),
-        PrivateName(
-            "ray._private.services.find_gcs_addresses",
-            use="`raydix deploy` refuses to choose between several Rays of this machine",
-            why='ray.init("auto") takes any of them',
-            breaks="`raydix deploy` fails where RAY_ADDRESS is not set",
-        ),
-        PrivateName(
-            "ray._private.worker._global_node.dead_processes",
-            use="`raydix serve` ends when the raylet or the GCS that it has started is gone",
-            why="Ray does not notify a driver when its raylet dies, and nothing starts another",
-            breaks="`raydix serve` stays and answers every request with 503 after the raylet's death",
-        ),
-        PrivateName(
-            "ray._private.state.available_resources_per_node",
-            use="checks whether a node has room for one more replica during a change",
-            why="ray.available_resources() is the sum of all nodes, and ray.nodes() includes what is in use",
-            breaks="no change of a deployed config is built, and the service continues unchanged",
-        ),
-        PrivateName(
-            "HEAD_NODE_RESOURCE_NAME",
-            use="finds the cluster's head node",
-            why="ray.nodes() marks it only by this resource",
-            breaks="/v1/cluster/nodes shows no node as the head",
-        ),
-        PrivateName(
-            "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree.PrefixTree",
-            use="`raydix simulate` compares Raydix's router with Ray Serve LLM's own",
-            why="Ray Serve LLM offers its tree only as a part of its router",
-            breaks="`raydix simulate --policy affinity` says that it cannot run",
-        ),
-    )
-}
 HEAD_NODE_RESOURCE_NAME = "node:__internal_head__"
 
 

@@ -71,11 +71,6 @@ class RendezvousOrder:
         return map(self._hashed.names.__getitem__, self._positions)
 
 
-def rendezvous_order(key: int, replicas: Iterable[str]) -> list[str]:
-    """Order replicas by their score for the low 64 bits of `key`, best first."""
-    return list(RendezvousOrder(key, HashedNames(replicas)))
-
-
 def session_key(session: str) -> int:
     """Return the 64-bit key of a session's rendezvous place."""
     return int(xxhash.xxh3_64_intdigest(session.encode()))

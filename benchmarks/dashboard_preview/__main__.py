@@ -10,10 +10,9 @@ from pathlib import Path
 import httpx
 from PIL import Image
 
-from benchmarks.dashboard_preview.data import PrometheusView
+from benchmarks.dashboard_preview.data import EVERYTHING, PrometheusView
 from benchmarks.dashboard_preview.drawing import PAPER, draw
 from monitoring.dashboards import DASHBOARDS
-from monitoring.queries import EVERYTHING
 
 DPI = 110
 

@@ -11,10 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitoring.dashboards.model import Panel
-from monitoring.queries import with_variables
 
 STEPS = 240
 """Number of points of a line."""
+EVERYTHING: Mapping[str, str] = {
+    "job": ".*",
+    "model": ".*",
+    "replica": ".*",
+    "tenant": ".*",
+    "__rate_interval": "1m",
+}
+"""Grafana's values for its variables where nothing is chosen."""
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
 
 Values = NDArray[np.float64]
 
@@ -60,6 +68,11 @@ class PrometheusView:
                     values[min(STEPS - 1, round((moment - self.start) / step))] = float(value)
                 found.append(PanelLine(_name(target.legend, result["metric"]), values))
         return found
+
+
+def with_variables(expr: str, values: Mapping[str, str]) -> str:
+    """Return an expression with Grafana's variables replaced. Raises KeyError for a variable without a value."""
+    return _VARIABLE.sub(lambda found: values[found[1] or found[2]], expr)
 
 
 def _name(legend: str, labels: Mapping[str, str]) -> str:

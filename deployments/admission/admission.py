@@ -52,26 +52,21 @@ class LoadView(Protocol):
         `num_sending` is the number of uncached tokens of requests whose turn has come and that the view does not
         count at an engine yet: they are spread over all engines.
         """
-        ...
 
     def given_way(self, tenants: Collection[str], num_sending: int) -> set[str]:
         """Return those of `tenants` whose next request would make a full engine preempt another tenant's request,
         while `num_sending` requests are on their way (`engine/tenants/tenant_shares.py`).
         """
-        ...
 
     def num_idle(self) -> int:
         """Return how many more requests the engines could run concurrently."""
-        ...
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
         """Return the number of prompt tokens that the engine to be chosen would have to compute."""
-        ...
 
     @property
     def has_engines(self) -> bool:
         """Whether any engine is up."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -402,31 +402,32 @@ def plan(
 
     No model runs and no weights are read. Sizes are exact; speeds are estimates from the hardware's data sheet.
     """
-    from deployments.cli.plan import Options, run
+    from deployments.cli.plan import run
+    from deployments.simulator.planning.load import RequestShape
+    from deployments.simulator.planning.replica import Assumptions
 
-    options = Options(
-        gpu=gpu,
-        config=config,
+    run(
+        model,
+        gpu,
+        config,
+        engine={
+            "dtype": dtype.value,
+            "kv_dtype": kv_dtype.value,
+            "quantization": None if quantization is None else quantization.value,
+            "page_size": page_size,
+            "max_model_len": max_model_len,
+            "max_running": max_running,
+            "kv_memory_share": kv_memory_share,
+        },
+        tensor_parallel=tensor_parallel,
+        assumed=Assumptions(bandwidth_efficiency, mfu, reserve_gib, max_weight_share),
+        request=RequestShape(prompt_tokens, output_tokens, hit_rate),
         count=count,
         requests_per_s=requests_per_s,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        hit_rate=hit_rate,
         ttft_target_s=ttft_target,
-        dtype=dtype.value,
-        kv_dtype=kv_dtype.value,
-        quantization=None if quantization is None else quantization.value,
-        page_size=page_size,
-        max_model_len=max_model_len,
-        max_running=max_running,
-        kv_memory_share=kv_memory_share,
-        tensor_parallel=tensor_parallel,
-        bandwidth_efficiency=bandwidth_efficiency,
-        mfu=mfu,
-        reserve_gib=reserve_gib,
-        max_weight_share=max_weight_share,
+        as_json_text=json,
+        yaml_path=yaml,
     )
-    run(model, options, as_json_text=json, yaml_path=yaml)
 
 
 @app.command()

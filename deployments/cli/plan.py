@@ -4,55 +4,57 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from rich.console import Console
 
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.plan_view import show
 from deployments.simulator.planning.config_file import config_text
-from deployments.simulator.planning.known import Gpu, PlannedModel, gpu_named, planned_model
+from deployments.simulator.planning.known import gpu_named, planned_model
 from deployments.simulator.planning.load import STEADY, RequestShape
 from deployments.simulator.planning.replica import Assumptions, ReplicaPlan, smallest_replica
 from deployments.simulator.planning.report import CapacityPlan, as_json, plan_for, warnings
-from engine.settings.config import GPU_DEFAULTS, DType, EngineConfig, KVDType, Quantization
+from engine.settings.config import GPU_DEFAULTS, EngineConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of the command line; `raydix plan --help` gives the units."""
+def run(
+    name: str,
+    gpu: str,
+    config: Path | None,
+    *,
+    engine: Mapping[str, Any],
+    tensor_parallel: int | None,
+    assumed: Assumptions,
+    request: RequestShape,
+    count: int | None,
+    requests_per_s: float | None,
+    ttft_target_s: float,
+    as_json_text: bool,
+    yaml_path: Path | None,
+) -> None:
+    """Compute and print the plan. Raises UserError for an unknown model or GPU, or a model that does not fit.
 
-    gpu: str
-    config: Path | None
-    count: int | None
-    requests_per_s: float | None
-    prompt_tokens: int
-    output_tokens: int
-    hit_rate: float
-    ttft_target_s: float
-    dtype: str
-    kv_dtype: str
-    quantization: str | None
-    page_size: int
-    max_model_len: int | None
-    max_running: int
-    kv_memory_share: float
-    tensor_parallel: int | None
-    """None: as few GPUs as hold the model."""
-    bandwidth_efficiency: float
-    mfu: float
-    reserve_gib: float
-    max_weight_share: float
-
-
-def run(model: str, options: Options, *, as_json_text: bool, yaml_path: Path | None) -> None:
-    """Compute and print the plan. Raises UserError for an unknown model or GPU, or a model that does not fit."""
-    if options.count is not None and options.requests_per_s is not None:
+    `engine` has settings of `EngineConfig`. With `tensor_parallel` None, as few GPUs as hold the model share it.
+    """
+    if count is not None and requests_per_s is not None:
         raise UserError("--count and --requests-per-s exclude each other: give either the replicas or the load", 2)
     try:
-        plan = _plan(model, options)
+        planned, model = gpu_named(gpu), planned_model(name, config)
+        step_tokens = GPU_DEFAULTS["max_step_tokens"]
+        settings = EngineConfig(model=model.name, device="cuda", max_step_tokens=step_tokens, **engine)
+        if tensor_parallel is None:
+            replica = smallest_replica(model.facts, planned, settings, assumed)
+        else:
+            replica = ReplicaPlan(model.facts, planned, tensor_parallel, settings, assumed)
+        if requests_per_s is None:
+            plan = CapacityPlan(model, replica, count or 1, request)
+        else:
+            targets = replace(STEADY, ttft_target_s=ttft_target_s)
+            plan = plan_for(model, replica, request, requests_per_s, targets)
     except ValueError as error:  # ModelLoadError is one
         raise UserError(one_line(error)) from None
     if yaml_path is not None:
@@ -61,36 +63,6 @@ def run(model: str, options: Options, *, as_json_text: bool, yaml_path: Path | N
         print(json.dumps(as_json(plan), indent=2))
     elif yaml_path != Path("-"):
         show(plan, Console())
-
-
-def _plan(name: str, options: Options) -> CapacityPlan:
-    gpu, model = gpu_named(options.gpu), planned_model(name, options.config)
-    replica = _replica(model, gpu, options)
-    request = RequestShape(options.prompt_tokens, options.output_tokens, options.hit_rate)
-    if options.requests_per_s is None:
-        return CapacityPlan(model, replica, options.count or 1, request)
-    return plan_for(
-        model, replica, request, options.requests_per_s, replace(STEADY, ttft_target_s=options.ttft_target_s)
-    )
-
-
-def _replica(model: PlannedModel, gpu: Gpu, options: Options) -> ReplicaPlan:
-    engine = EngineConfig(
-        model=model.name,
-        device="cuda",
-        dtype=cast(DType, options.dtype),
-        kv_dtype=cast(KVDType, options.kv_dtype),
-        quantization=cast(Quantization | None, options.quantization),
-        page_size=options.page_size,
-        max_model_len=options.max_model_len,
-        max_running=options.max_running,
-        max_step_tokens=GPU_DEFAULTS["max_step_tokens"],
-        kv_memory_share=options.kv_memory_share,
-    )
-    assumed = Assumptions(options.bandwidth_efficiency, options.mfu, options.reserve_gib, options.max_weight_share)
-    if options.tensor_parallel is None:
-        return smallest_replica(model.facts, gpu, engine, assumed)
-    return ReplicaPlan(model.facts, gpu, options.tensor_parallel, engine, assumed)
 
 
 def _write(path: Path, text: str) -> None:

@@ -23,11 +23,9 @@ class Controller(Protocol):
 
     async def view(self) -> AppView:
         """Return the application's present state. Raises ControllerUnavailable."""
-        ...
 
     async def scale(self, deployment: str, count: int) -> None:
         """Set a deployment's target to `count` replicas. Raises ControllerUnavailable."""
-        ...
 
 
 class DeploymentSwitch:

@@ -6,34 +6,23 @@ keeps the newest, and a new hub asks for it before it shows a page: Prometheus s
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import Any
 
 from deployments.client.protocol import Unavailable
 from deployments.hub.deployment import NOT_READY
+from deployments.telemetry.background import Background
 from deployments.wire.deadlines.time_limit import timeout
 from monitoring.checkpoint import Kept
 
 
-class MetricsKeeper:
+class MetricsKeeper(Background):
     """Reads the page and keeps its checkpoint. Belongs to the ingress's event loop."""
 
     def __init__(self, hub: Any, name: str, timeout_s: float = 5.0) -> None:
         """`hub` is a `HubCalls`. `name` identifies this ingress; the hub has `timeout_s` to answer a call."""
         self._hub, self._name, self._timeout_s = hub, name, timeout_s
         self._kept: Kept | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to keep checkpoints, on the running event loop."""
-        self._task = asyncio.create_task(self._keep_forever())
-
-    def stop(self) -> None:
-        """End. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
 
     async def read_page(self) -> tuple[bytes, str]:
         """Read the page and its content type. Raises Unavailable when there is no complete page."""
@@ -51,7 +40,7 @@ class MetricsKeeper:
         self._hold(kept)
         return body, content_type
 
-    async def _keep_forever(self) -> None:
+    async def _run(self) -> None:
         while True:
             with contextlib.suppress(Exception), timeout(self._timeout_s):  # it does not answer; ask it again
                 await self._keep()

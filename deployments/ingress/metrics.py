@@ -16,16 +16,13 @@ class Connections(Protocol):
 
     def wire_counts(self) -> Mapping[str, int]:
         """Number of dropped messages, by kind."""
-        ...
 
     @property
     def num_streams(self) -> int:
         """Number of requests that have not ended."""
-        ...
 
     def index_lag(self) -> float:
         """Age of the oldest cache update among the connected replicas, in seconds."""
-        ...
 
 
 class IngressMetrics:

@@ -25,7 +25,6 @@ class SharedPort(Protocol):
 
     async def is_served_by_others(self) -> bool:
         """Return whether another process listens on the port."""
-        ...
 
 
 async def until_useful(

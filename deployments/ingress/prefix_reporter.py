@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from deployments.hub.warm_up_board import PrefixReport
+from deployments.telemetry.background import Background
 from deployments.wire.deadlines.time_limit import timeout
 
 
-class PrefixReporter:
+class PrefixReporter(Background):
     """Sends this ingress's reports, one for each model. A hub that does not answer only misses some of them.
 
     `hub` is a `HubCalls`: a report is sent with the other calls of the beat that follows the period.
@@ -22,19 +23,8 @@ class PrefixReporter:
         self, hub: Any, ingress: str, reports: Callable[[], Iterable[PrefixReport]], period_s: float
     ) -> None:
         self._hub, self._ingress, self._reports, self._period_s = hub, ingress, reports, period_s
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin, on the running event loop."""
-        self._task = asyncio.create_task(self._report_forever())
-
-    def stop(self) -> None:
-        """End. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _report_forever(self) -> None:
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._period_s)
             await self._hub.beat()

@@ -3,12 +3,12 @@ divided."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
 
+from deployments.telemetry.background import Background
 from deployments.wire.deadlines.time_limit import timeout
 
 logger = logging.getLogger("ray.serve")
@@ -19,7 +19,7 @@ LEAVE_S = 1.0
 """The same when this ingress says that it takes no more requests."""
 
 
-class RollCall:
+class RollCall(Background):
     """Calls `on_number` with each new number of ingresses. `hub` is a `HubCalls`.
 
     While the hub does not answer, and while a new one does not know yet, the last number stays.
@@ -28,11 +28,6 @@ class RollCall:
     def __init__(self, hub: Any, ingress: str, on_number: Callable[[int], None]) -> None:
         self._hub, self._ingress, self._on_number = hub, ingress, on_number
         self._number: int | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin, on the running event loop."""
-        self._task = asyncio.create_task(self._answer_forever())
 
     async def leave(self) -> None:
         """Stop, and report to the hub that this ingress takes no more requests. Idempotent."""
@@ -42,13 +37,7 @@ class RollCall:
             with contextlib.suppress(Exception), timeout(LEAVE_S):
                 await self._hub.leave.remote(self._ingress)
 
-    def stop(self) -> None:
-        """End without a word. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _answer_forever(self) -> None:
+    async def _run(self) -> None:
         while True:
             with contextlib.suppress(Exception), timeout(TIMEOUT_S):
                 self._take(await self._hub.here.remote(self._ingress))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
 
+from deployments.telemetry.background import Background
 from deployments.wire.deadlines.time_limit import timeout
 
 logger = logging.getLogger("ray.serve")
@@ -15,7 +15,7 @@ TIMEOUT_S = 5.0
 """Seconds in which the hub must receive a snapshot."""
 
 
-class MetricsPusher:
+class MetricsPusher(Background):
     """Pushes one process's metrics. While the hub is away, its page only becomes older."""
 
     def __init__(
@@ -38,19 +38,8 @@ class MetricsPusher:
             self._mirror = RayMirror().report
         self.num_failed = 0
         """Pushes that the hub did not receive."""
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin, on the running event loop."""
-        self._task = asyncio.create_task(self._push_forever())
-
-    def stop(self) -> None:
-        """End. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _push_forever(self) -> None:
+    async def _run(self) -> None:
         while True:
             try:
                 snapshot = self._snapshot()

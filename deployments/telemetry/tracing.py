@@ -16,11 +16,9 @@ class Tracer(Protocol):
 
     def __call__(self, record: RequestRecord) -> None:
         """Queue a request's trace; never waits."""
-        ...
 
     def close(self) -> None:
         """Send the remaining traces. Blocks for at most about the timeout of one export. Idempotent."""
-        ...
 
 
 def check_tracing(settings: TracingSettings) -> None:

@@ -83,7 +83,6 @@ class AttentionStep(Protocol):
     @property
     def batch(self) -> AttentionBatch:
         """The batch that was prepared."""
-        ...
 
     def attend(
         self,
@@ -103,7 +102,6 @@ class AttentionStep(Protocol):
         sinks: [num_heads], a score for each head, if the model has any
         Returns [N, num_heads * value_dim], contiguous.
         """
-        ...
 
 
 class AttentionBackend(Protocol):
@@ -127,11 +125,9 @@ class AttentionBackend(Protocol):
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
         """Return why this backend cannot compute such heads in `dtype` on `device`; None when it can."""
-        ...
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
         """Compute the data that all layers of a step share. `null_page` is always zero: gather it for padding."""
-        ...
 
 
 _FEW = 16

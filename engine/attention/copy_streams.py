@@ -23,7 +23,6 @@ class Event(Protocol):
 
     def synchronize(self) -> None:
         """Make the host wait until the device has passed it."""
-        ...
 
 
 class CopyStreams(Protocol):
@@ -31,15 +30,12 @@ class CopyStreams(Protocol):
 
     def on(self, name: StreamName) -> AbstractContextManager[object]:
         """Launch the work inside the context on this stream."""
-        ...
 
     def record(self, name: StreamName) -> Event:
         """Return the point after all work launched on this stream so far."""
-        ...
 
     def wait(self, name: StreamName, event: Event) -> None:
         """Make all later work of this stream wait for the event; the host does not wait."""
-        ...
 
 
 class CudaStreams:

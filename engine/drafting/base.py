@@ -17,8 +17,6 @@ class Drafter(Protocol):
         All of the requests' tokens are known, and the requests have only grown since the last call. An empty draft
         is always allowed; drafts hold only ids of the model's vocabulary. Never raises for lack of memory.
         """
-        ...
 
     def forget(self, request: Request) -> None:
         """Release the state of a request that gave its pages back because it ended or was preempted."""
-        ...

@@ -30,11 +30,9 @@ class OutputHistory(Protocol):
     @property
     def num_known_output(self) -> int:
         """Number of leading generated tokens that are certain."""
-        ...
 
     def output(self, start: int = 0) -> list[int]:
         """Return the generated tokens from index `start` on, which is at most `num_known_output`."""
-        ...
 
 
 class Constraint:

@@ -13,7 +13,6 @@ class GrammarMatcher(Protocol):
 
     def deep_copy(self) -> GrammarMatcher:
         """Return an independent matcher in the same state."""
-        ...
 
     def compute_bitmask(self) -> bytes:
         """Return the tokens that may follow, including an end if the answer may end here: bit i is for token i,
@@ -21,28 +20,18 @@ class GrammarMatcher(Protocol):
 
         It has at least as many 32-bit words as the vocabulary needs. No bit is set if nothing may follow.
         """
-        ...
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
         """Consume leading tokens up to the first that is not allowed; returns how many."""
-        ...
 
     def rollback(self, num_tokens: int) -> bool:
         """Undo the last `num_tokens` consumed tokens; returns whether that was possible."""
-        ...
 
     def is_accepting(self) -> bool:
         """Whether the answer may end here."""
-        ...
-
-    def is_stopped(self) -> bool:
-        """Whether the answer has ended, or only an end may follow."""
-        ...
 
     def is_error(self) -> bool:
         """Whether the grammar cannot be followed any further."""
-        ...
 
     def get_error(self) -> str:
         """Return the error, for a log; "" if there is none."""
-        ...

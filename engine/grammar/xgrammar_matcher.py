@@ -92,10 +92,6 @@ class XGrammarMatcher:
         """Implement `GrammarMatcher`."""
         return not self._error and (self._matcher.is_completed() or self._matcher.is_terminated())
 
-    def is_stopped(self) -> bool:
-        """Implement `GrammarMatcher`."""
-        return self.is_error() or self.compute_bitmask() == self._ends
-
     def is_error(self) -> bool:
         """Implement `GrammarMatcher`."""
         return bool(self._error)

@@ -43,11 +43,9 @@ class Graphs(Protocol):
     @property
     def num_graphs(self) -> int:
         """Number of graphs."""
-        ...
 
     def capture_all(self) -> None:
         """Record them (`StepGraphs.capture_all`)."""
-        ...
 
 
 def why_not(

@@ -27,7 +27,6 @@ class Capture(Protocol):
 
     def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return a function that repeats `work` on the same tensors whenever called. `work` has run before."""
-        ...
 
 
 class CutCapture(Capture, Protocol):
@@ -37,7 +36,6 @@ class CutCapture(Capture, Protocol):
         """End a piece of the work that is being recorded: repetitions of the work call `outside` there. If nothing
         is being recorded, call it now.
         """
-        ...
 
 
 class CudaCapture:

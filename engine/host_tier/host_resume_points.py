@@ -37,35 +37,28 @@ class HostResumePoints(Protocol):
 
     def reaches(self, lease: Lease, num_computed: int) -> int:
         """Return after how many tokens a preempted request can resume from its lease; 0: it cannot."""
-        ...
 
     def num_pages(self, lease: Lease, num_tokens: int) -> int:
         """Return how many host pages `save` fills."""
-        ...
 
     def save(self, lease: Lease, num_tokens: int, hosts: Sequence[int]) -> Copies:
         """Return the copies to the host of a lease's resume point after so many tokens."""
-        ...
 
     def restore(self, lease: Lease, num_tokens: int, hosts: Sequence[int]) -> Copies:
         """Return the copies from the host for a lease that awaits a resume point, saved or kept for a prefix."""
-        ...
 
     def first_key(self, end: int) -> int:
         """Return the first page whose key `keep` needs for a node with this end."""
-        ...
 
     def keep(self, node: Node, keys: PageKeys, tokens: Sequence[int]) -> Copies:
         """Take host pages for a node's resume point, unless it is already there; return the copies.
         `tokens` are all up to its end, `keys` those of their pages.
         """
-        ...
 
     def deepest(self, keys: PageKeys, tokens: Sequence[int], after: int, reached: int) -> HostResumePoint | None:
         """Return the deepest resume point after `after`, given that host memory or the device has all pages before
         the one that contains `reached`. At least one of `tokens` comes after it.
         """
-        ...
 
 
 def host_resume_points(cache: KVCacheManager, pool: HostPool) -> HostResumePoints | None:

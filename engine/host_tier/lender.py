@@ -35,11 +35,6 @@ class Lender:
         self._lent: dict[int, _Lent] = {}
         self._numbers = itertools.count(1)
 
-    @property
-    def num_loans(self) -> int:
-        """Open loans."""
-        return len(self._lent)
-
     def lend(self, namespace: Namespace, tokens: Sequence[int], first: int) -> LentPages:
         """Keep the whole pages of `tokens` from position `first` up to the first gap unchanged until `give_back`.
         A loan does not count as a use of them. O(tokens).

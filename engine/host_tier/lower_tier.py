@@ -45,65 +45,51 @@ class LowerTier(Protocol):
     @property
     def is_empty(self) -> bool:
         """Whether it has no page at all."""
-        ...
 
     @property
     def store(self) -> str:
         """Name of the store of its pages: the same for all engines that share it; "" if there is none."""
-        ...
 
     @property
     def log(self) -> PrefixLog:
         """The blocks that are there, including those that other engines wrote."""
-        ...
 
     @property
     def page_seconds(self) -> float:
         """Seconds to load a page, measured or expected; 0 if the tier holds none."""
-        ...
 
     def has(self, key: bytes) -> bool:
         """Whether the page is there. O(1)."""
-        ...
 
     @property
     def has_room(self) -> bool:
         """Whether another page may wait to be written."""
-        ...
 
     def save(self, key: bytes, page: int, blocks: Sequence[int]) -> bool:
         """Begin to write a host page, which has the blocks of those hashes. It must stay unchanged until it is in
         `Finished.saved`. Returns False if it will not be written.
         """
-        ...
 
     def load(self, pages: Sequence[tuple[bytes, int]]) -> None:
         """Begin to read pages, in this order, into host pages that only the tier uses until they are finished."""
-        ...
 
     def seconds(self, num_pages: int) -> float:
         """Predict the seconds until `num_pages` more are loaded; 0 until that was measured."""
-        ...
 
     def finished(self) -> Finished:
         """Return the transfers that ended since the last call."""
-        ...
 
     def on_finished(self, call: Callable[[], None]) -> None:
         """Call `call`, in any thread, when pages were loaded or all were saved."""
-        ...
 
     def clear(self) -> None:
         """Forget all pages."""
-        ...
 
     def totals(self) -> TierTotals:
         """Count the pages moved since the start."""
-        ...
 
     def close(self) -> None:
         """Cancel all transfers. Idempotent."""
-        ...
 
 
 class NoLowerTier:

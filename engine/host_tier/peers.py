@@ -56,11 +56,9 @@ class PageReading(Protocol):
 
     def is_ready(self) -> bool:
         """Return whether all its bytes are there."""
-        ...
 
     def take(self) -> bytes | memoryview:
         """Return its bytes once they are there."""
-        ...
 
 
 class PageMemory(Protocol):
@@ -69,30 +67,24 @@ class PageMemory(Protocol):
     @property
     def identity(self) -> str:
         """Equal in engines that can use each other's pages: model, layers, shape and type of a page."""
-        ...
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page."""
-        ...
 
     def reading(self, is_device: bool, page: int) -> PageReading:
         """Begin to read a page of the device, or of the host, that stays unchanged meanwhile."""
-        ...
 
     def on_read(self, call: Callable[[], None]) -> None:
         """Call `call`, in any thread, when a page becomes ready that was not ready when its reading began."""
-        ...
 
     def write(self, page: int, data: memoryview) -> None:
         """Write a host page before any step that is launched from now on."""
-        ...
 
     def regions(self) -> tuple[PageRegion, PageRegion] | None:
         """Return the addresses of the pages of the device and of the host, their pieces in the order of the bytes;
         None if they are in the memory of several processes.
         """
-        ...
 
 
 class KVPeers(Protocol):
@@ -105,27 +97,21 @@ class KVPeers(Protocol):
         of the host pages, which only the mover uses until they are finished. Each will be finished, even if the
         peer fails.
         """
-        ...
 
     def seconds(self, source: KVSource, num_pages: int) -> float:
         """Predict the seconds until so many more have arrived; 0 until that was measured."""
-        ...
 
     def finished(self) -> Finished:
         """Return the transfers that ended since the last call."""
-        ...
 
     def on_finished(self, call: Callable[[], None]) -> None:
         """Call `call`, in any thread, when pages have arrived or a fetch has ended."""
-        ...
 
     def totals(self) -> PeerTotals:
         """Count the pages fetched since the start."""
-        ...
 
     def close(self) -> None:
         """Cancel all transfers. Idempotent."""
-        ...
 
 
 class NoKVPeers:

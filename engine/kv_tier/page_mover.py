@@ -39,19 +39,15 @@ class OtherRanks(Protocol):
     @property
     def size(self) -> int:
         """Number of ranks, including the first one."""
-        ...
 
     def write_page(self, key: bytes, page: int, blocks: Sequence[int]) -> None:
         """Let the others write a host page."""
-        ...
 
     def read_page(self, key: bytes, page: int) -> None:
         """Let the others read a page into a host page."""
-        ...
 
     def on_moved(self, call: Callable[[Moved], None]) -> None:
         """Call `call`, in any thread, with each part that another rank has moved or failed to move."""
-        ...
 
 
 class _Parts:

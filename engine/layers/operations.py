@@ -31,13 +31,11 @@ class Operations(Protocol):
 
         `x` may be overwritten.
         """
-        ...
 
     def add_norm_fp8(
         self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float, inputs: int
     ) -> tuple[torch.Tensor, Rounded]:
         """Compute as `add_norm` does, for a layer that rounds to float8, `inputs` numbers with one scale."""
-        ...
 
     def rotate_into(
         self,
@@ -57,33 +55,26 @@ class Operations(Protocol):
         scales: keys and values are divided by these if pages are float8
         Returns the queries, [N, num_heads, head_dim]; dim 0 may be strided.
         """
-        ...
 
     def rotate(self, heads: torch.Tensor, rope: int) -> torch.Tensor:
         """Rotate [N, heads, turned_dim] by the model's rotation number `rope`."""
-        ...
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Map [N, 2 * inner], gates before ups, to silu(gate) * up, [N, inner]."""
-        ...
 
     def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Map [N, 2 * inner], gates before ups, to gelu(gate) * up, [N, inner], by GELU's tanh approximation."""
-        ...
 
     def gated_fp8(self, gate_up: torch.Tensor, inputs: int, *, is_gelu: bool) -> Rounded:
         """Compute as `silu_mul` or `gelu_mul` does, for a layer that rounds to float8 (as for `add_norm_fp8`)."""
-        ...
 
     @property
     def route(self) -> Route:
         """The function that chooses each token's experts."""
-        ...
 
     @property
     def experts(self) -> ExpertsMLP:
         """The function that computes a mixture of experts."""
-        ...
 
 
 class Route(Protocol):

@@ -35,7 +35,6 @@ class WarmedRunner(Protocol):
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step immediately."""
-        ...
 
 
 def warm_steps(max_step_tokens: int, max_model_len: int, page_size: int) -> Iterator[StepPlan]:

@@ -14,7 +14,6 @@ Nothing here imports torch. Every default is that of Llama.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -77,11 +76,6 @@ class AttentionConfig:
         return 2, self.num_kv_heads, self.head_dim
 
     @property
-    def kv_numbers(self) -> int:
-        """Numbers that one layer keeps for each token."""
-        return math.prod(self.kv_shape)
-
-    @property
     def latent(self) -> int | None:
         """How many of a key's numbers are also its value (`LatentAttentionConfig`); None: values are separate."""
         return None
@@ -90,11 +84,6 @@ class AttentionConfig:
     def turned_dim(self) -> int:
         """Numbers of a head that contain those that positions rotate."""
         return self.head_dim
-
-    @property
-    def numbers_of_pair(self) -> int:
-        """Numbers of keys and values that a query reads at each position that it attends to, in all heads."""
-        return self.num_heads * (self.head_dim + (self.latent or self.head_dim))
 
     @property
     def qkv_outputs(self) -> int:

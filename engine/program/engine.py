@@ -49,17 +49,14 @@ class ModelFacts(Protocol):
     @property
     def vocab_size(self) -> int:
         """Number of token ids, which begin at 0."""
-        ...
 
     @property
     def max_position_embeddings(self) -> int:
         """The longest context that the model was made for, in tokens."""
-        ...
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a text."""
-        ...
 
 
 class LoadedRunner(Runner, Protocol):
@@ -68,42 +65,34 @@ class LoadedRunner(Runner, Protocol):
     @property
     def model_config(self) -> ModelFacts:
         """Facts about the model."""
-        ...
 
     @property
     def num_pages(self) -> int:
         """KV pages that it allocated."""
-        ...
 
     @property
     def num_state_slots(self) -> int:
         """Slots that it allocated for recurrent states; 0 if the model has none."""
-        ...
 
     @property
     def layer_groups(self) -> LayerGroups | None:
         """Groups of layers with page tables of their own; None if all layers share one."""
-        ...
 
     @property
     def host_memory(self) -> HostMemory:
         """Host pages to which it can copy KV pages."""
-        ...
 
     @property
     def lower_tier(self) -> LowerTier:
         """The tier for prefixes for which the host pages have no room."""
-        ...
 
     @property
     def is_encoder(self) -> bool:
         """Whether it computes whole prompts and keeps no KV of them."""
-        ...
 
     @property
     def page_memory(self) -> PageMemory | None:
         """The bytes of its pages, for other engines; None where they cannot be used."""
-        ...
 
 
 class Engine:

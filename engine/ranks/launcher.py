@@ -29,11 +29,9 @@ class Workers(Protocol):
 
     def ended(self) -> str | None:
         """Return how a rank ended that could not report its end itself; None if there is none."""
-        ...
 
     def close(self) -> None:
         """End all ranks that are still alive and wait for their end. Idempotent."""
-        ...
 
 
 class WorkerLauncher(Protocol):
@@ -42,11 +40,9 @@ class WorkerLauncher(Protocol):
     @property
     def shares_gpus(self) -> bool:
         """Whether each rank sees the GPUs of all ranks and has to use the one with its own number."""
-        ...
 
     def launch(self, specs: Sequence[RankSpec]) -> Workers:
         """Run `engine.ranks.worker.work` for each spec, each in a separate process on this machine."""
-        ...
 
 
 class LocalProcesses:

@@ -30,15 +30,12 @@ class LendingRanks(Protocol):
 
     def lend_page(self, task: LendPage) -> None:
         """Let the other ranks send their parts of a page."""
-        ...
 
     def store_page(self, page: int, parts: Sequence[memoryview]) -> None:
         """Let the other ranks store their parts of a page."""
-        ...
 
     def on_part(self, call: Callable[[PagePart | StoredPage], None], part_bytes: int) -> None:
         """Call `call` with the parts that the other ranks send, and with those that they have stored."""
-        ...
 
 
 class PagesOfRanks:

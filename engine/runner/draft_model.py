@@ -32,21 +32,17 @@ class LogitsRunner(Protocol):
     @property
     def num_pages(self) -> int:
         """Number of its KV pages."""
-        ...
 
     @property
     def page_size(self) -> int:
         """Tokens per page."""
-        ...
 
     @property
     def max_model_len(self) -> int:
         """The longest context it supports, in tokens."""
-        ...
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Compute the plan's KV and return the logits, float32 [sampling chunks, vocab_size]."""
-        ...
 
 
 class DraftModel:

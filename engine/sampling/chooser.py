@@ -22,14 +22,12 @@ class Chooser(Protocol):
 
     def adjust(self, logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> None:
         """Apply each row's penalties, bias and forbidden ends (`engine.sampling.adjust`) to float32 [R, V]."""
-        ...
 
     def choose(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         """Return the token under each row's noise, or `INVALID`: int64 [R] on the logits' device.
 
         Greedy rows and rows of beam searches get their most likely token, the lowest id among equals.
         """
-        ...
 
 
 class TorchChooser:

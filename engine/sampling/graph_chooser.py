@@ -40,7 +40,6 @@ class GraphChooser(Protocol):
         """Map float32 logits [R, V] and int64 numbers of tokens generated before [R] to int64 tokens [R]; -1 where
         no choice is valid. `cuts`: whether any row with a temperature may have top-k, top-p or min-p.
         """
-        ...
 
 
 def fits_forward(chunk: Chunk) -> bool:

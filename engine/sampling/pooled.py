@@ -18,11 +18,9 @@ class Head(Protocol):
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states [R, hidden_size] to float32 of the same shape, normed as for logits."""
-        ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states [R, hidden_size] to float32 [R, vocab_size]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,6 @@ class QueuePolicy(Protocol):
 
     def position(self, request: Request) -> QueuePosition:
         """Return the position of `request`, which depends only on facts known at its arrival."""
-        ...
 
 
 class FirstComeFirstServed:

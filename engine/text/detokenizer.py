@@ -47,24 +47,19 @@ class TokenDecoder(Protocol):
     @property
     def has_begun(self) -> bool:
         """Whether there were tokens that are part of the text."""
-        ...
 
     @property
     def is_open(self) -> bool:
         """Whether the text of the last tokens is not certain."""
-        ...
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens and return the text that they make certain. O(tokens)."""
-        ...
 
     def rest(self) -> str:
         """Return the text that is not certain yet, after the last token."""
-        ...
 
     def shown(self, token_ids: Iterable[int]) -> Iterator[int]:
         """Yield the tokens that are part of the text, including those that complete no character."""
-        ...
 
 
 class Detokenizer:

@@ -35,19 +35,15 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`."""
-        ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of `token_ids`."""
-        ...
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         """Return the vocabulary's own spelling of each id."""
-        ...
 
     def apply_chat_template(self, conversation: Sequence[dict[str, str]], **options: Any) -> Any:
         """Render a conversation in the format that the model was trained on."""
-        ...
 
     def __len__(self) -> int: ...
 

@@ -151,11 +151,9 @@ class StepUnderway(Protocol):
 
     def is_done_within(self, seconds: float) -> bool:
         """Wait up to `seconds` for the device; returns whether it is done."""
-        ...
 
     def wait(self) -> StepResult:
         """Wait for the step's result. Raises the error with which the step failed."""
-        ...
 
 
 Step = Callable[[], StepResult | StepUnderway]
@@ -176,7 +174,6 @@ class Runner(Protocol):
 
         Steps run one at a time, in any thread, in the order in which they were prepared.
         """
-        ...
 
 
 def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:

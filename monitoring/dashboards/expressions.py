@@ -50,10 +50,6 @@ class Expressions:
         )
         return f"{total} / {count}"
 
-    def observations(self, name: str, *by: str, **labels: str) -> str:
-        """Return a histogram's observations per second."""
-        return f"sum{_by(by)}(rate({self._series(name, '_count', **labels)}[{WINDOW}]))"
-
     def _series(self, name: str, suffix: str = "", **labels: str) -> str:
         metric = BY_NAME[name]
         conditions = ['job=~"$job"', 'model_name=~"$model"']

@@ -10,12 +10,11 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.dashboard_preview.data import STEPS, PrometheusView
+from benchmarks.dashboard_preview.data import EVERYTHING, STEPS, PrometheusView
 from benchmarks.dashboard_preview.drawing import draw
 from benchmarks.dashboard_preview.units import format_value
 from monitoring.dashboards import DASHBOARDS
 from monitoring.dashboards.model import Dashboard, Panel, Target, Unit
-from monitoring.queries import EVERYTHING
 
 START, END = 1_700_000_000.0, 1_700_000_000.0 + STEPS - 1
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from deployments.cli.app import chat
-from monitoring.promql import problems
 from tests.docs.support.code_blocks import ADDRESS, EXECUTED, dialogue, is_like, marker_problem, validate_yaml
 from tests.docs.support.markdown_pages import COMMAND_PAGES, ROOT, Block, read_page
+from tests.monitoring.support.promql import problems
 
 BLOCKS = [block for path in COMMAND_PAGES for block in read_page(path).blocks]
 

@@ -23,6 +23,7 @@ from tests.docs.support.known_names import (
     shell_lines,
 )
 from tests.docs.support.markdown_pages import DOCS, NAME_PAGES, ROOT, Block, files, read_page
+from tests.router.support.private_names import private_names
 
 _SECTIONS = {path.split(".")[0] for path in settings() if "." in path}
 _SETTING = re.compile(rf"({'|'.join(map(re.escape, _SECTIONS))})(\.[a-z_\[\]]+)+")
@@ -32,6 +33,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z]\w*_\w+")
 _OF_OTHERS = {
     *("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE"),
     *("RAY_ADDRESS", "RAY_AUTH_MODE", "~/.ray/auth_token", "RAY_SERVE_ENABLE_HA_PROXY"),
+    *private_names(),
 }
 """Names that belong to Hugging Face's hub and to Ray."""
 _OF_SERVE = {name for schema in SERVE_SCHEMAS for name in schema.model_fields}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from deployments.config.live import AT_START, COUNTS, LIVE, LIVE_IN_HUB, is_live
-from deployments.config.upgrade_table import PAGE, effects, page
 from tests.docs.support.known_names import settings
+from tests.docs.support.upgrade_table import PAGE, effects, page
 
 
 def test_the_table_is_what_the_code_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m deployments.config.upgrade_table"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m tests.docs.support.upgrade_table"
 
 
 @pytest.mark.parametrize("name", [*LIVE, *AT_START, *COUNTS, *LIVE_IN_HUB])

@@ -20,9 +20,9 @@ import yaml
 
 from benchmarks.private_ray import free_port
 from monitoring.metric_table import METRICS, PREFIX
-from monitoring.queries import Query, alert_queries, dashboard_queries
 from monitoring.rules import RULES, load_rules
 from tests.e2e.conftest import Service
+from tests.monitoring.support.queries import Query, alert_queries, dashboard_queries
 
 pytestmark = [
     pytest.mark.e2e,

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from monitoring.dashboards import DASHBOARDS
-from monitoring.promql import problems
-from monitoring.queries import alert_queries
-from monitoring.rules import RULES, Rule, load_rules, recorded_labels
+from monitoring.rules import RULES, Rule, load_rules
+from tests.monitoring.support.promql import problems
+from tests.monitoring.support.queries import alert_queries, recorded_labels
 
 MONITORING = RULES.parents[1]
 RUNBOOK = MONITORING / "RUNBOOK.md"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monitoring.promql import labels_listed, problems, selectors
+from tests.monitoring.support.promql import labels_listed, problems, selectors
 
 
 @pytest.mark.parametrize(

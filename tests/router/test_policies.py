@@ -22,7 +22,7 @@ from router.policies import (
     PlacePolicy,
 )
 from router.policy_names import policy_named
-from router.rendezvous import rendezvous_order
+from router.rendezvous import HashedNames, RendezvousOrder
 from tests.router.support.fleets import NAMES, candidate, fleets, queries, query
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -148,7 +148,7 @@ def test_two_ingresses_with_the_same_stale_view_do_not_herd() -> None:
 
 def test_a_place_is_kept_until_it_is_too_busy_and_then_left_for_the_next() -> None:
     fleet = [candidate(name, num_running=10) for name in NAMES]
-    preferred = rendezvous_order(7, NAMES)
+    preferred = list(RendezvousOrder(7, HashedNames(NAMES)))
     policy = PlacePolicy("rendezvous", LoadGuard(factor=1.5, slack=4.0))
     assert policy.decide(query(), fleet, random.Random(0)).order == tuple(preferred)
     place = NAMES.index(preferred[0])
@@ -168,8 +168,9 @@ def test_sticky_sessions_ignore_the_prefix() -> None:
 
 def test_a_replica_that_goes_moves_only_its_own_prefixes() -> None:
     for key in range(50):
-        first, *others = rendezvous_order(key, NAMES)
-        assert rendezvous_order(key, [name for name in NAMES if name != first]) == others
+        first, *others = RendezvousOrder(key, HashedNames(NAMES))
+        left = HashedNames(name for name in NAMES if name != first)
+        assert list(RendezvousOrder(key, left)) == others
 
 
 def test_guards_are_checked() -> None:

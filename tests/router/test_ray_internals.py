@@ -30,11 +30,12 @@ from ray.serve.schema import ApplicationDetails, DeploymentDetails, ReplicaDetai
 
 from router import ray_internals
 from router.placer import PlacerSettings
-from router.ray_internals import PRIVATE_NAMES
 from router.ray_router import PrefixRouter
+from tests.router.support.private_names import private_names
 
 ENGINES = DeploymentID(name="engines", app_name="app")
 CONTRACTS: dict[str, Callable[[], None]] = {}
+PRIVATE_NAMES = private_names()
 
 
 def contract(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:

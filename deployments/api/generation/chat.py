@@ -17,9 +17,9 @@ from deployments.api.constraints.thinking_budget import ThinkingBudget, thinking
 from deployments.api.conversation.options import TemplateOptions
 from deployments.api.fields.protocol import ChatRequest
 from deployments.api.generation.chat_answer import ChatResponseEncoder
-from deployments.api.generation.generation_plan import GenerationPlan
+from deployments.api.generation.generation_plan import GenerationPlan, context_of
 from deployments.api.output.logprobs import NumberedTokens
-from deployments.api.output.response_encoder import EncodedPrompt, ResponseContext
+from deployments.api.output.response_encoder import EncodedPrompt
 from deployments.api.prompt.requested_tools import RequestedTools, requested_tools
 from deployments.api.prompt.template_options import template_options
 from deployments.api.prompt.token_ids import Truncation, check_prompt, encode_messages
@@ -206,18 +206,7 @@ def _encoder(
     answer: AskedAnswer,
     scores: PromptScores | None,
 ) -> ChatResponseEncoder:
-    options = request.stream_options
-    context = ResponseContext.begin(
-        "chatcmpl",
-        served.card.id,
-        [EncodedPrompt(prompt.token_ids)],
-        num_choices=request.n or 1,
-        include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
-        with_token_ids=bool(request.return_token_ids),
-        include_timings=bool(request.include_timings),
-        system_fingerprint=served.card.fingerprint,
-    )
+    context = context_of("chatcmpl", served, request, [EncodedPrompt(prompt.token_ids)])
     names = NumberedTokens(served.codec) if request.return_tokens_as_token_ids else None
     encoder = ChatResponseEncoder(context, served.codec, answer.logprobs, scores, names)
     encoder.shows_reasoning = request.include_reasoning is not False

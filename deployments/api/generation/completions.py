@@ -13,9 +13,9 @@ from deployments.api.constraints.restrictions import never_ends, restricted
 from deployments.api.constraints.structured import requested_grammar
 from deployments.api.fields.protocol import CompletionRequest
 from deployments.api.generation.completion_answer import CompletionResponseEncoder
-from deployments.api.generation.generation_plan import GenerationPlan
+from deployments.api.generation.generation_plan import GenerationPlan, context_of
 from deployments.api.output.logprobs import NumberedTokens
-from deployments.api.output.response_encoder import EncodedPrompt, ResponseContext
+from deployments.api.output.response_encoder import EncodedPrompt
 from deployments.api.prompt.token_ids import Truncation, check_prompt, encode_text
 from deployments.api.sampling.beams import with_beams
 from deployments.api.sampling.best_of import num_candidates
@@ -134,18 +134,7 @@ def _build(
     """Plan the answers. Raises `ApiError` where they would have too many log-probabilities of prompts."""
     candidates = checked.num_candidates
     scores = scores_of(request, limits, [prompt.token_ids for prompt in prompts], checked.num_scored, candidates)
-    options = request.stream_options
-    context = ResponseContext.begin(
-        "cmpl",
-        served.card.id,
-        prompts,
-        num_choices=request.n or 1,
-        include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
-        with_token_ids=bool(request.return_token_ids),
-        include_timings=bool(request.include_timings),
-        system_fingerprint=served.card.fingerprint,
-    )
+    context = context_of("cmpl", served, request, prompts)
     names = NumberedTokens(served.codec) if request.return_tokens_as_token_ids else None
     encoder = CompletionResponseEncoder(
         context, served.codec, request.logprobs, scores, request.prompt_logprobs, names

@@ -12,7 +12,7 @@ from deployments.admission.rate_limits import Ticket
 from deployments.api.fields.protocol import ChatRequest, CompletionRequest
 from deployments.api.http.body_memory import BodyRoom
 from deployments.api.output.output_parser import PLAIN_TEXT, OutputParser, OutputParseSpec
-from deployments.api.output.response_encoder import ResponseEncoder
+from deployments.api.output.response_encoder import EncodedPrompt, ResponseContext, ResponseEncoder
 from deployments.api.output.spelled_text import SpelledText
 from deployments.api.sampling.parameters import at_most_tokens, for_choice
 from deployments.api.sampling.prompt_scores import PromptScores
@@ -143,3 +143,21 @@ def _parser(
     )
     spelled = None if sampling.logprobs is None else SpelledText(codec.decoder(keep, context))
     return OutputParser(text, plan.parse_spec, spelled)
+
+
+def context_of(
+    prefix: str, served: ServedModel, request: ChatRequest | CompletionRequest, prompts: Sequence[EncodedPrompt]
+) -> ResponseContext:
+    """Return the context of the answers to some prompts, with an id that begins with `prefix`."""
+    options = request.stream_options
+    return ResponseContext.begin(
+        prefix,
+        served.card.id,
+        prompts,
+        num_choices=request.n or 1,
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+        with_token_ids=bool(request.return_token_ids),
+        include_timings=bool(request.include_timings),
+        system_fingerprint=served.card.fingerprint,
+    )

@@ -29,15 +29,12 @@ class TokenNames(Protocol):
 
     def token_text(self, token_id: int, *, is_first: bool = False) -> tuple[str, tuple[int, ...]]:
         """Return a token's name, and its bytes, as the first of a text or as a later one."""
-        ...
 
     def token_key(self, token_id: int, *, is_first: bool = False) -> str:
         """Return a token's name as the key of an object."""
-        ...
 
     def is_special(self, token_id: int) -> bool:
         """Return whether a token is special, hence omitted from generated text."""
-        ...
 
 
 class NumberedTokens:

@@ -146,23 +146,18 @@ class ResponseEncoder(Protocol):
         """Encode the events before a choice's first delta; empty if there are none. `num_cached` prompt tokens
         were cached.
         """
-        ...
 
     def delta(self, delta: ChoiceDelta) -> bytes:
         """Encode one delta as an event; the last one has the finish reason."""
-        ...
 
     def end(self, extras: dict[str, Any]) -> bytes:
         """Encode the end of a stream; `extras` are `usage` and `timings`, if the context includes them."""
-        ...
 
     def failure(self, error: ApiError, request_id: str) -> bytes:
         """Encode the end of a stream that fails after it has begun."""
-        ...
 
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> list[bytes]:
         """Encode a response that is not streamed from each choice's deltas, in pieces."""
-        ...
 
 
 class Pieces:

@@ -37,7 +37,6 @@ class Cut(Protocol):
 
     def of(self, ids: list[int]) -> list[int]:
         """Return a prompt, shortened."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

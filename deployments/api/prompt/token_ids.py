@@ -35,12 +35,10 @@ class Shortened(Protocol):
     @property
     def truncate_prompt_tokens(self) -> int | None:
         """Most tokens of a prompt; -1: as many as fit."""
-        ...
 
     @property
     def truncation_side(self) -> str | None:
         """Where a longer prompt is cut."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

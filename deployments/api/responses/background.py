@@ -45,7 +45,6 @@ class Keeper(Protocol):
 
     async def keep_end(self, events: bytes) -> None:
         """Store the response as it has ended, with the events of its stream."""
-        ...
 
 
 class ResponseJob:

@@ -27,25 +27,20 @@ class ResponseStore(Protocol):
 
     async def put(self, tenant: str, name: str, record: bytes) -> None:
         """Store a record, replacing the one with its name. Failures are raised, and leave that one unchanged."""
-        ...
 
     async def get(self, tenant: str, names: Sequence[str]) -> list[bytes | None]:
         """Return the records with these names, which count as used; None for those that are not here."""
-        ...
 
     async def delete(self, tenant: str, name: str) -> bool:
         """Forget a record; return whether there was one."""
-        ...
 
     async def update(self, tenant: str, name: str, change: Callable[[bytes], bytes]) -> bool:
         """Replace a record by `change`'s result, excluding other writers; return whether there was one. Exceptions
         of `change` are raised, and leave the record unchanged.
         """
-        ...
 
     async def aclose(self) -> None:
         """Close connections, if there are any."""
-        ...
 
 
 class MemoryStore:

@@ -49,7 +49,6 @@ class GrammarChecker(Protocol):
 
         Raises InvalidGrammar, or Overloaded when too many checks are waiting.
         """
-        ...
 
 
 async def nothing_cached() -> dict[str, int]:

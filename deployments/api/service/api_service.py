@@ -23,11 +23,9 @@ class ClusterSource(Protocol):
 
     async def status(self) -> dict[str, Any]:
         """Return versions, resources, replicas by model, and totals."""
-        ...
 
     async def nodes(self) -> dict[str, Any]:
         """Return the nodes with their GPUs and replicas."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,11 +68,9 @@ class PageLender(Protocol):
 
     def lend(self, namespace: Namespace, tokens: Sequence[int], first: int) -> Future[LentPages]:
         """Keep whole pages of a prompt, from the one at position `first` on, unchanged. Raises EngineStopped."""
-        ...
 
     def give_back(self, number: int) -> None:
         """End a loan. Idempotent."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

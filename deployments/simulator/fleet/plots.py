@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 INK, QUIET, PALE = "#1f2430", "#8a90a0", "#d7dae2"
 HIGHLIGHT, RIVAL = "#d1495b", "#5b7a99"
 """The colours of the policy in question, and of all others."""
-_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
 def draw(path: Path, results: Sequence[Result], pooled: float, title: str, highlight: str = "cost") -> None:
@@ -33,13 +33,13 @@ def draw(path: Path, results: Sequence[Result], pooled: float, title: str, highl
     for (left, right), load in zip(panels, loads, strict=True):
         rows = sorted((r for r in results if r.load == load), key=lambda result: -result.ttft_p95)
         _hit_rates(left, rows, pooled, highlight)
-        left.set_title(f"Load {load:g}: prompt tokens found in the cache", **_HEADING)
+        left.set_title(f"Load {load:g}: prompt tokens found in the cache", **HEADING)
         _waits(right, rows, highlight, (min(waits) / 1.5, max(waits) * 1.5))
-        right.set_title(f"Load {load:g}: time to first token, seconds", **_HEADING)
+        right.set_title(f"Load {load:g}: time to first token, seconds", **HEADING)
     figure.savefig(path, dpi=130, format="png")
 
 
-_HEADING: dict[str, Any] = {"loc": "left", "fontsize": 11, "color": INK, "fontweight": "bold", "pad": 16}
+HEADING: dict[str, Any] = {"loc": "left", "fontsize": 11, "color": INK, "fontweight": "bold", "pad": 16}
 
 
 def _hit_rates(axes: Axes, rows: Sequence[Result], pooled: float, highlight: str) -> None:
@@ -47,7 +47,7 @@ def _hit_rates(axes: Axes, rows: Sequence[Result], pooled: float, highlight: str
     _prepare(axes, rows, highlight)
     widest = max(pooled, *(row.hit_rate for row in rows)) * 1.06 + 0.001
     for position, row in enumerate(rows):
-        axes.barh(position, row.hit_rate, height=0.62, color=_colour(row, highlight))
+        axes.barh(position, row.hit_rate, height=0.62, color=colour_of(row, highlight))
         is_inside = row.hit_rate > widest / 4
         axes.annotate(
             f"{row.hit_rate:.1%}", (row.hit_rate, position), xytext=(-5 if is_inside else 5, 0), va="center",
@@ -69,7 +69,7 @@ def _waits(axes: Axes, rows: Sequence[Result], highlight: str, limits: tuple[flo
     for position, row in enumerate(rows):
         if math.isnan(row.ttft_p50):
             continue
-        colour = _colour(row, highlight)
+        colour = colour_of(row, highlight)
         axes.plot([row.ttft_p50, row.ttft_p99], [position] * 2, color=colour, linewidth=2.2, alpha=0.45)
         axes.plot([row.ttft_p50, row.ttft_p99], [position] * 2, "o", color=colour, markersize=4)
         axes.plot([row.ttft_p95], [position], "o", color=colour, markersize=9)
@@ -85,7 +85,7 @@ def _waits(axes: Axes, rows: Sequence[Result], highlight: str, limits: tuple[flo
         )  # fmt: skip
     axes.set_xscale("log")
     axes.set_xlim(*limits)
-    ticks = [tick for tick in _TICKS if limits[0] <= tick <= limits[1]]
+    ticks = [tick for tick in TICKS if limits[0] <= tick <= limits[1]]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -97,7 +97,7 @@ def _prepare(axes: Axes, rows: Sequence[Result], highlight: str) -> None:
     """Put the policies at the side, and nothing else around the data."""
     axes.set_yticks(range(len(rows)), [row.policy for row in rows], fontsize=10)
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
-        label.set_color(_colour(row, highlight) if row.policy == highlight else INK)
+        label.set_color(colour_of(row, highlight) if row.policy == highlight else INK)
         label.set_fontweight("bold" if row.policy == highlight else "normal")
     axes.set_ylim(-0.6, len(rows) - 0.3)
     axes.tick_params(length=0, labelsize=9, colors=INK)
@@ -106,51 +106,6 @@ def _prepare(axes: Axes, rows: Sequence[Result], highlight: str) -> None:
     axes.spines["bottom"].set_color(PALE)
 
 
-def _colour(row: Result, highlight: str) -> str:
+def colour_of(row: Result, highlight: str) -> str:
+    """Return the colour of a result's policy."""
     return HIGHLIGHT if row.policy == highlight else RIVAL
-
-
-def draw_loads(path: Path, results: Sequence[Result], title: str, highlight: str = "cost") -> None:
-    """Write a figure of TTFT p95 over load, a line per policy, named at its end."""
-    figure = Figure(figsize=(8, 5), facecolor="white", layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=9, color=QUIET)
-    axes = figure.subplots()
-    ends = []
-    for policy in dict.fromkeys(result.policy for result in results):
-        rows = sorted((r for r in results if r.policy == policy), key=lambda result: result.load)
-        is_ours = policy == highlight
-        loads, waits = [row.load for row in rows], [row.ttft_p95 for row in rows]
-        width, size, alpha = (2.6, 6, 1.0) if is_ours else (1.3, 4, 0.7)
-        colour = _colour(rows[0], highlight)
-        axes.plot(loads, waits, marker="o", color=colour, linewidth=width, markersize=size, alpha=alpha)
-        ends.append((rows[-1].ttft_p95, rows[-1].load, policy))
-    axes.set_yscale("log")
-    lowest, highest = axes.get_ylim()
-    for y, (_, load, policy) in zip(_apart([end[0] for end in sorted(ends)], 1.12), sorted(ends), strict=True):
-        is_ours = policy == highlight
-        axes.annotate(
-            policy, (load, y), xytext=(8, 0), textcoords="offset points", va="center", fontsize=9,
-            color=HIGHLIGHT if is_ours else INK, fontweight="bold" if is_ours else "normal", annotation_clip=False,
-        )  # fmt: skip
-    ticks = [tick for tick in _TICKS if lowest <= tick <= highest]
-    axes.yaxis.set_major_locator(FixedLocator(ticks))
-    axes.yaxis.set_major_formatter(FixedFormatter([f"{tick:g} s" for tick in ticks]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_locator(FixedLocator(sorted({result.load for result in results})))
-    axes.grid(axis="y", color=PALE, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelsize=9, colors=INK)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(PALE)
-    axes.set_title("Time to first token, p95, by offered load", **_HEADING)
-    axes.set_xlabel("offered prompt tokens over what the fleet can prefill", fontsize=9, color=INK)
-    figure.savefig(path, dpi=130, format="png")
-
-
-def _apart(values: Sequence[float], factor: float) -> list[float]:
-    """Return sorted values, moved up where they are closer than `factor` to the one before."""
-    moved: list[float] = []
-    for value in values:
-        moved.append(max(value, moved[-1] * factor) if moved else value)
-    return moved

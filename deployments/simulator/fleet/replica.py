@@ -61,7 +61,6 @@ class Job:
     """Tokens that the best replica known to the ingress held beyond the chosen one, at the last placement."""
     first_token_at: float | None = None
     lease: Lease | None = field(default=None, repr=False)
-    decode_start: float = 0.0
 
     @property
     def num_tokens(self) -> int:

@@ -37,7 +37,6 @@ class Stacked(Protocol):
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Tensors of all experts, [E, ...], by their names in the layers."""
-        ...
 
 
 class ExpertMatrices(NamedTuple):

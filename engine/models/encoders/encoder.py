@@ -99,7 +99,6 @@ class ScoreHead(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self._is_modern = config.is_modern
         self.dense = nn.Linear(hidden, hidden, bias=config.head_bias)
         self.norm = _norm(config) if config.is_modern else None
         self.score = nn.Linear(hidden, 1)

@@ -96,7 +96,7 @@ def test_info_says_what_an_engine_would_compute_by_torch(family: str, tmp_path: 
     recurrent = [layer.attention for layer in decoder.layers if isinstance(layer.attention, GatedDeltaNet)]
     by_kernels = {"native": "attention", "native and reference": "attention of some layers"}
     parts = {
-        by_kernels.get(runner.attention.name, ""): "native" in runner.attention.name,
+        by_kernels.get(runner.attention_name, ""): "native" in runner.attention_name,
         "recurrent layers": any(isinstance(layer.heads, NativeDeltaHeads) for layer in recurrent),
     }
     computed = " and ".join(part for part, holds in parts.items() if holds)

@@ -55,9 +55,6 @@ class Slow:
     def is_accepting(self) -> bool:
         return self._matcher.is_accepting()
 
-    def is_stopped(self) -> bool:
-        return self._matcher.is_stopped()
-
     def is_error(self) -> bool:
         return self._matcher.is_error()
 

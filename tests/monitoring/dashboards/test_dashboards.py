@@ -8,14 +8,15 @@ from collections import Counter
 
 import pytest
 
+from benchmarks.dashboard_preview.data import with_variables
 from deployments.config.settings import SloSettings
 from monitoring.dashboards import DASHBOARDS
 from monitoring.dashboards.common import OBJECTIVE
 from monitoring.dashboards.grafana_json import as_text, to_json
 from monitoring.dashboards.model import COLUMNS, Dashboard, Panel, PanelRow, Target, Unit
 from monitoring.grafana.files import DASHBOARDS as DIRECTORY
-from monitoring.promql import problems, selectors
-from monitoring.queries import dashboard_queries, with_variables
+from tests.monitoring.support.promql import problems, selectors
+from tests.monitoring.support.queries import dashboard_queries
 
 dashboards = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
 

@@ -14,8 +14,8 @@ from monitoring.grafana.files import datasource, write
 from monitoring.grafana.names import DATASOURCE_UID, FOLDER_UID, JsonObject
 from monitoring.grafana.recorded import written_out
 from monitoring.grafana.rules import rule_group, seconds
-from monitoring.promql import problems
 from monitoring.rules import RULES, load_rules
+from tests.monitoring.support.promql import problems
 
 CASES = sorted(RULES.parent.glob("*.test.yaml"))
 

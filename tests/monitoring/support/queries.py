@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.dashboard_preview.data import EVERYTHING, with_variables
 from monitoring.dashboards import DASHBOARDS
-from monitoring.promql import selectors
-from monitoring.rules import load_rules
+from monitoring.rules import Rule, load_rules
+from tests.monitoring.support.promql import labels_listed, selectors
 
-EVERYTHING: Mapping[str, str] = {
-    "job": ".*",
-    "model": ".*",
-    "replica": ".*",
-    "tenant": ".*",
-    "__rate_interval": "1m",
-}
-"""Grafana's values for its variables where nothing is chosen."""
 NOT_AT_ONCE = frozenset({"raydix:prefix_cache_hit:ratio1d_offset1h", "raydix_gpu_utilization_ratio"})
 """Series that have no data in an application's first hour, or without a GPU."""
-
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +39,27 @@ def dashboard_queries(variables: Mapping[str, str] = EVERYTHING) -> list[Query]:
     ]
 
 
-def with_variables(expr: str, values: Mapping[str, str]) -> str:
-    """Return an expression with Grafana's variables replaced. Raises KeyError for a variable without a value."""
-    return _VARIABLE.sub(lambda found: values[found[1] or found[2]], expr)
+def answered(expr: str) -> str:
+    """Return an alert's expression with 0 or 1 as the result of its comparisons, instead of a filter.
+
+    It has data whether or not the alert fires: all series that it reads exist, and the sides of its `and` have
+    labels in common.
+    """
+    return re.sub(r"(?<![=!])(==|!=|>=|<=|>|<)(?=\s*\d)", r"\1 bool", expr)
+
+
+def recorded_labels(rules: Sequence[Rule]) -> dict[str, set[str]]:
+    """Return the labels of the series of recording rules: those that they group by, or those of their input."""
+    recorded: dict[str, set[str]] = {}
+    for rule in rules:
+        if rule.kind == "record":
+            read = [recorded[selector.name] for selector in selectors(rule.expr) if selector.name in recorded]
+            recorded[rule.name] = labels_listed(rule.expr).union(*read)
+    return recorded
 
 
 def alert_queries() -> list[Query]:
-    """Return the rules' queries; alerts also as `Rule.answered`, which has data although nothing fires."""
+    """Return the rules' queries; alerts also as `answered`, which has data although nothing fires."""
     queries = []
     for rule in load_rules():
         is_ready = not NOT_AT_ONCE & {rule.name, *(selector.name for selector in selectors(rule.expr))}
@@ -63,5 +68,5 @@ def alert_queries() -> list[Query]:
         else:
             queries.append(Query(rule.expr, f"alert {rule.name}", False))
             is_ready = is_ready and not rule.expr.startswith("absent(")
-            queries.append(Query(rule.answered(), f"alert {rule.name}, answered", is_ready))
+            queries.append(Query(answered(rule.expr), f"alert {rule.name}, answered", is_ready))
     return queries

@@ -1,6 +1,6 @@
 """Writes a table into docs/upgrade.md: what a change of each setting restarts, from the code.
 
-python -m deployments.config.upgrade_table
+python -m tests.docs.support.upgrade_table
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from deployments.config.args import AppArgs
 from deployments.config.live import AT_START, COUNTS, LIVE
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/upgrade.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/upgrade.md"
 _MARKED = re.compile(r"(<!-- settings: [^>]*-->\n).*?(<!-- end of settings -->)", re.DOTALL)
 
 
