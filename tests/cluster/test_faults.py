@@ -106,6 +106,37 @@ def test_streams_survive_a_full_disk(cluster: RayCluster, known: Known) -> None:
     cluster.wait_until(cluster.is_whole)
 
 
+def test_streams_survive_a_pause_of_a_whole_host(cluster: RayCluster, known: Known) -> None:
+    """It lasts until all streams have ended, which have to resume on the other host."""
+    one, two = cluster.workers
+
+    async def pause() -> None:
+        with suspended(cluster):
+            two.pause()
+        two.pause()
+
+    try:
+        check_undisturbed(asyncio.run(answers_under(cluster.url_of(one), known, pause)), known)
+    finally:
+        two.resume()
+    cluster.wait_until(cluster.is_whole)
+
+
+@pytest.mark.parametrize("process", ["MetricsHub", "ServeController"])
+def test_streams_do_not_notice_that_a_process_of_the_control_plane_is_killed_and_replaced(
+    cluster: RayCluster, known: Known, process: str
+) -> None:
+    (victim,) = cluster.processes(process)
+
+    async def kill() -> None:
+        with suspended(cluster):
+            victim.kill()
+
+    check_undisturbed(asyncio.run(answers_under(cluster.url, known, kill)), known)
+    cluster.wait_until(lambda: cluster.processes(process) not in ([], [victim]))
+    cluster.wait_until(cluster.is_whole)
+
+
 def test_a_killed_ingress_ends_its_connections_and_the_other_one_answers(
     cluster: RayCluster, known: Known
 ) -> None:

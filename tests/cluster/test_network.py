@@ -113,6 +113,15 @@ def test_a_throttled_host_gets_no_more_than_the_limit(network: Network, hosts: t
     network.throttle(one, None)
 
 
+def test_what_a_distant_host_sends_and_receives_is_late(network: Network, hosts: tuple[Host, Host, Host]) -> None:
+    delay_s = 0.2
+    far = network.host("far", delay_s=delay_s)
+    began = time.monotonic()
+    assert hears_echo(far, hosts[0])
+    # A connection takes one round trip, and the echo another one.
+    assert time.monotonic() - began > 4 * delay_s
+
+
 def test_a_paused_host_answers_once_it_is_resumed(hosts: tuple[Host, Host, Host]) -> None:
     one = hosts[0]
     with connected(one) as connection:
@@ -134,11 +143,12 @@ def test_a_full_disk_takes_no_byte_until_it_is_freed(hosts: tuple[Host, Host, Ho
     two.run(*write)
 
 
-def test_a_killed_host_leaves_no_process(network: Network) -> None:
+def test_a_killed_host_leaves_no_process_although_it_was_paused(network: Network) -> None:
     host = network.host("short-lived")
     sleeper = host.start("sleep", "1000")
     until(lambda: bool(host.processes("sleep 1000")))
     pids = [process.pid for process in host.processes()]
+    host.pause()
     host.kill()
     assert sleeper.wait() == -signal.SIGKILL or sleeper.returncode == 128 + signal.SIGKILL
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))

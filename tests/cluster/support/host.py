@@ -39,11 +39,14 @@ class Host:
         (first,) = psutil.Process(self._unshare.pid).children()
         self.pid = first.pid
         """The host's first process, as this machine numbers it."""
+        self._entered: list[subprocess.Popen[str]] = []
 
     def start(self, *command: str, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
         """Start a command in the host. `env` is added to this process's environment; `options` are Popen's."""
         entered = ("nsenter", f"--target={self.pid}", *_NAMESPACES, "--", *command)
-        return subprocess.Popen(entered, env={**os.environ, **(env or {})}, text=True, **options)
+        process = subprocess.Popen(entered, env={**os.environ, **(env or {})}, text=True, **options)
+        self._entered.append(process)
+        return process
 
     def run(self, *command: str, env: Mapping[str, str] | None = None) -> str:
         """Run a command in the host to its end and return what it printed. Raises CalledProcessError."""
@@ -64,11 +67,13 @@ class Host:
     def resume(self) -> None:
         """Let paused processes run again."""
         self._signal(signal.SIGCONT)
+        self._resume_entered()
 
     def kill(self) -> None:
         """End the host and all its processes in one moment, as a power failure does. Idempotent."""
         if self._unshare.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
+            self._resume_entered()
             self._unshare.wait()
 
     def fill_disk(self) -> None:
@@ -82,6 +87,11 @@ class Host:
     @property
     def _filling(self) -> Path:
         return self.directory / "filling"
+
+    def _resume_entered(self) -> None:
+        """Resume each `nsenter`, which stops when its command is stopped, and then would not notice its end."""
+        for process in self._entered:
+            process.send_signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._processes():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Self
 from tests.cluster.support.host import Host, in_network_of
 
 _PREFIX = 24
+_RELAY = Path(__file__).with_name("relay.py")
 _NO_HOST = "02:00:00:00:00:01"
 """A link-layer address that no host has: what is sent there is lost, and no sender hears of it."""
 
@@ -62,12 +64,15 @@ class Network:
         """This process's address in the network."""
         return f"{self._subnet}.254"
 
-    def host(self, name: str, disk_bytes: int = 2**30) -> Host:
-        """Add a host."""
+    def host(self, name: str, disk_bytes: int = 2**30, delay_s: float | None = None) -> Host:
+        """Add a host. With `delay_s`, each frame that it sends or receives arrives so much later."""
         number = len(self.hosts) + 1
         host = Host(name, f"{self._subnet}.{number}", self.directory, disk_bytes)
         self.hosts.append(host)
-        self._connect(host.pid, "eth0", number)
+        if delay_s is None:
+            self._connect(host.pid, "eth0", number)
+        else:
+            self._connect_slowly(host.pid, "eth0", number, delay_s)
         return host
 
     def cut(self, host: Host) -> None:
@@ -111,7 +116,22 @@ class Network:
         port = f"port{number}"
         peer = ("peer", "name", interface, "netns", str(pid))
         self._switch.run("ip", "link", "add", port, "type", "veth", *peer)
-        self._switch.run("ip", "link", "set", port, "master", "switch", "up")
+        self._plug_in(pid, interface, number)
+
+    def _connect_slowly(self, pid: int, interface: str, number: int, delay_s: float) -> None:
+        """Lay a cable that delays frames: two taps, and a process in the switch's network between them."""
+        far = f"far{number}"
+        relay = self._switch.start(sys.executable, str(_RELAY), far, f"port{number}", str(delay_s))
+        self._ends.callback(relay.communicate)
+        assert relay.stdout is not None
+        if relay.stdout.readline() != "up\n":
+            raise NetworkUnavailable("test hosts with a delay need /dev/net/tun")
+        self._switch.run("ip", "link", "set", far, "name", interface, "netns", str(pid))
+        self._plug_in(pid, interface, number)
+
+    def _plug_in(self, pid: int, interface: str, number: int) -> None:
+        """Connect a cable's one end to the switch, and give the other one an address."""
+        self._switch.run("ip", "link", "set", f"port{number}", "master", "switch", "up")
         address = f"{self._subnet}.{number}/{_PREFIX}"
         in_network_of(pid, ("ip", "address", "add", address, "dev", interface))
         in_network_of(pid, ("ip", "link", "set", interface, "up"))
@@ -134,6 +154,11 @@ class _Switch:
         self.run("ip", "link", "add", "switch", "type", "bridge")
         self.run("ip", "link", "set", "switch", "up")
         return self
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """Start a command in the namespace, with pipes to its standard input and output."""
+        entered = ("nsenter", f"--target={self._process.pid}", "--net", "--", *command)
+        return subprocess.Popen(entered, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(self, *command: str) -> None:
         """Run a command in the namespace. Raises OSError."""

@@ -91,6 +91,10 @@ class RayCluster:
         """Return the URL of the ingress on a worker."""
         return f"http://{worker.address}:{_INGRESS_PORT}"
 
+    def processes(self, *words: str) -> list[psutil.Process]:
+        """Return the processes on all hosts in whose command line all `words` occur."""
+        return [process for host in (self.head, *self.workers) for process in host.processes(*words)]
+
     def ingress(self, worker: Host) -> psutil.Process:
         """Return the process of the ingress on a worker."""
         (process,) = worker.processes("ServeReplica:raydix:Ingress")
