@@ -13,7 +13,8 @@ import pytest
 from benchmarks.chaos_load import Answer, Ask, Outcome, make_asks, prepare, put
 from tests.cluster.support import balancer
 from tests.cluster.support.network import Network
-from tests.cluster.support.ray_cluster import PATIENCE_S, RayCluster
+from tests.cluster.support.ray_cluster import RayCluster
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -92,7 +93,7 @@ def test_streams_survive_a_cut_between_their_ingress_and_an_engine(
         network.heal_between(one, two)
 
     check_undisturbed(asyncio.run(answers_under(cluster.url_of(one), known, cut)), known)
-    cluster.wait_until(cluster.is_whole)
+    wait_until(cluster.is_whole)
 
 
 def test_streams_survive_a_full_disk(cluster: RayCluster, known: Known) -> None:
@@ -103,7 +104,7 @@ def test_streams_survive_a_full_disk(cluster: RayCluster, known: Known) -> None:
         check_undisturbed(asyncio.run(answers_under(cluster.url_of(cluster.workers[0]), known, fill)), known)
     finally:
         cluster.workers[1].free_disk()
-    cluster.wait_until(cluster.is_whole)
+    wait_until(cluster.is_whole)
 
 
 def test_streams_survive_a_pause_of_a_whole_host(cluster: RayCluster, known: Known) -> None:
@@ -119,7 +120,7 @@ def test_streams_survive_a_pause_of_a_whole_host(cluster: RayCluster, known: Kno
         check_undisturbed(asyncio.run(answers_under(cluster.url_of(one), known, pause)), known)
     finally:
         two.resume()
-    cluster.wait_until(cluster.is_whole)
+    wait_until(cluster.is_whole)
 
 
 @pytest.mark.parametrize("process", ["MetricsHub", "ServeController"])
@@ -133,8 +134,8 @@ def test_streams_do_not_notice_that_a_process_of_the_control_plane_is_killed_and
             victim.kill()
 
     check_undisturbed(asyncio.run(answers_under(cluster.url, known, kill)), known)
-    cluster.wait_until(lambda: cluster.processes(process) not in ([], [victim]))
-    cluster.wait_until(cluster.is_whole)
+    wait_until(lambda: cluster.processes(process) not in ([], [victim]))
+    wait_until(cluster.is_whole)
 
 
 def test_a_killed_ingress_ends_its_connections_and_the_other_one_answers(
@@ -149,9 +150,9 @@ def test_a_killed_ingress_ends_its_connections_and_the_other_one_answers(
 
     for outcome in asyncio.run(answers_under(cluster.url_of(one), known, kill)):
         assert outcome.answer is None and outcome.is_broken_off, outcome.ask.name
-    cluster.wait_until(lambda: httpx.get(f"{cluster.url}/ready", timeout=5).status_code == 200)
+    wait_until(lambda: httpx.get(f"{cluster.url}/ready", timeout=5).status_code == 200)
     check_undisturbed(asyncio.run(answers_under(cluster.url, known, nothing)), known)
-    cluster.wait_until(cluster.is_whole)
+    wait_until(cluster.is_whole)
 
 
 def test_streams_survive_the_death_of_a_host_and_another_one_replaces_it(
@@ -166,7 +167,7 @@ def test_streams_survive_the_death_of_a_host_and_another_one_replaces_it(
     check_undisturbed(asyncio.run(answers_under(cluster.url_of(one), known, kill)), known)
     cluster.workers[1] = network.host("three")
     cluster.join(cluster.workers[1])
-    cluster.wait_until(cluster.is_whole)
+    wait_until(cluster.is_whole)
     check_undisturbed(asyncio.run(answers_under(cluster.url_of(cluster.workers[1]), known, nothing)), known)
 
 

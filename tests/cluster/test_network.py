@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
@@ -16,6 +16,7 @@ import pytest
 
 from tests.cluster.support.host import Host
 from tests.cluster.support.network import Network
+from tests.support.waiting import wait_until
 
 _ECHO = """
 import socket, sys
@@ -146,16 +147,9 @@ def test_a_full_disk_takes_no_byte_until_it_is_freed(hosts: tuple[Host, Host, Ho
 def test_a_killed_host_leaves_no_process_although_it_was_paused(network: Network) -> None:
     host = network.host("short-lived")
     sleeper = host.start("sleep", "1000")
-    until(lambda: bool(host.processes("sleep 1000")))
+    wait_until(lambda: bool(host.processes("sleep 1000")))
     pids = [process.pid for process in host.processes()]
     host.pause()
     host.kill()
     assert sleeper.wait() == -signal.SIGKILL or sleeper.returncode == 128 + signal.SIGKILL
-    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import yaml
 
 from benchmarks.private_ray import free_port, private_ray, start_proxy
 from deployments.cli.ray_environment import RAY_ENVIRONMENT
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,9 +32,6 @@ for _name, _value in {
     "RAY_prestart_worker_first_driver": "false",
 }.items():
     os.environ.setdefault(_name, _value)
-
-PATIENCE_S = 180.0
-"""How long a test waits before it gives up: long enough for a very slow machine."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +61,7 @@ class Service:
 
     def wait_until(self, condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
         """Poll until `condition` holds; failed connections do not count as an answer."""
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                if condition():
-                    return
-            except (httpx.HTTPError, ValueError):
-                pass
-            assert time.monotonic() < deadline, f"not within {timeout} s; health is {self.health()}"
-            time.sleep(0.05)
+        wait_until(condition, timeout, lambda: f"health is {self.health()}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,7 +22,8 @@ from ray.exceptions import ActorDiedError
 from deployments.batch.errors import BatchStopped
 from deployments.batch.prompts import Answer
 from deployments.config.tenants import hash_key
-from tests.e2e.conftest import PATIENCE_S, Service, kill, running
+from tests.e2e.conftest import Service, kill, running
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,8 @@ from ray import serve
 
 from deployments.client.protocol import GenerateRequest
 from engine import SamplingParams
-from tests.e2e.conftest import PATIENCE_S, Service, running
+from tests.e2e.conftest import Service, running
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 

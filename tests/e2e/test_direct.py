@@ -14,7 +14,8 @@ import psutil
 import pytest
 from ray import serve
 
-from tests.e2e.conftest import PATIENCE_S, Service, running
+from tests.e2e.conftest import Service, running
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,8 @@ import pytest
 from ray import serve
 
 from router.ray_internals import serve_is_stopping
-from tests.e2e.conftest import PATIENCE_S, Service
+from tests.e2e.conftest import Service
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 

@@ -19,7 +19,8 @@ import pytest
 
 from benchmarks.chaos_app import App, Size
 from benchmarks.chaos_load import COMPLETIONS, Answer, Ask, Outcome, make_asks, prepare, put
-from tests.e2e.conftest import PATIENCE_S, ROOT, Service
+from tests.e2e.conftest import ROOT, Service
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 

@@ -11,9 +11,10 @@ import pytest
 
 from monitoring.metrics import Metrics
 from monitoring.ray_mirror import RayMirror
-from tests.e2e.conftest import PATIENCE_S, Service, kill
+from tests.e2e.conftest import Service, kill
 from tests.e2e.support.served_metrics import complete, read_page, read_when_settled
 from tests.monitoring.support.metrics_pages import check_with_promtool, totals_of
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 

@@ -15,7 +15,8 @@ import pytest
 
 from benchmarks.chaos_app import App, Size
 from benchmarks.chaos_load import Outcome, make_asks, prepare, put
-from tests.e2e.conftest import PATIENCE_S, Service, running
+from tests.e2e.conftest import Service, running
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 

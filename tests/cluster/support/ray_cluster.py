@@ -9,8 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from deployments.cli.ray_environment import RAY_ENVIRONMENT
 from tests.cluster.support.balancer import start_balancer, wait_for_port
 from tests.cluster.support.host import Host
 from tests.cluster.support.network import Network
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE_S = 180.0
-"""How long a test waits before it gives up: long enough for a very slow machine."""
 _PROGRAMS = Path(sys.executable).parent
 _HEAD_PORT, _DASHBOARD_PORT, _INGRESS_PORT = 6379, 8265, 8000
 _ENVIRONMENT = {
@@ -76,7 +74,7 @@ class RayCluster:
             file.flush()
             dashboard = f"http://{self.head.address}:{_DASHBOARD_PORT}"
             self.head.run(str(_PROGRAMS / "serve"), "deploy", "-a", dashboard, file.name, env=_ENVIRONMENT)
-        self.wait_until(self.is_whole)
+        wait_until(self.is_whole)
 
     def is_whole(self) -> bool:
         """Whether both ingresses answer and reach both engines."""
@@ -104,18 +102,6 @@ class RayCluster:
         """Return the process of the engine on a worker."""
         (process,) = worker.processes("ServeReplica:raydix:EngineReplica")
         return process
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Poll until `condition` holds. A failed request does not count as an answer."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                if condition():
-                    return
-            except (httpx.HTTPError, ValueError):
-                pass
-            assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s"
-            time.sleep(0.1)
 
     def _start_ray(self, host: Host, *options: str, num_cpus: int) -> None:
         host.start(

@@ -9,7 +9,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.metric_table import PREFIX
-from tests.e2e.conftest import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 Labels = frozenset[tuple[str, str]]
 Page = dict[str, dict[Labels, float]]
