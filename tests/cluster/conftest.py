@@ -1,4 +1,4 @@
-"""Hosts for tests, on a network that they can cut."""
+"""Hosts on a network that tests can cut, and Ray on three of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.support import balancer
 from tests.cluster.support.network import Network, NetworkUnavailable
+from tests.cluster.support.ray_cluster import RayCluster
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +19,11 @@ def network() -> Iterator[Network]:
             yield network
     except NetworkUnavailable as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def cluster(network: Network) -> RayCluster:
+    """Ray on a head and two workers, without an application."""
+    if balancer.program() is None:
+        pytest.skip("HAProxy is not installed")
+    return RayCluster(network)

@@ -19,6 +19,7 @@ import yaml
 
 from benchmarks.private_ray import free_port, private_ray, start_proxy
 from deployments.cli.ray_environment import RAY_ENVIRONMENT
+from tests.support.metric_values import sum_on_page
 from tests.support.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,13 +52,7 @@ class Service:
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of a metric's samples whose labels match."""
-        page = httpx.get(f"{self.url}/metrics", timeout=60).text
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        return sum(
-            float(line.rsplit(" ", 1)[1])
-            for line in page.splitlines()
-            if line.startswith((f"{name}{{", f"{name} ")) and all(want in line for want in wanted)
-        )
+        return sum_on_page(httpx.get(f"{self.url}/metrics", timeout=60).text, name, **labels)
 
     def wait_until(self, condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
         """Poll until `condition` holds; failed connections do not count as an answer."""

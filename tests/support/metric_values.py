@@ -1,4 +1,4 @@
-"""Reads the metrics of one process from the snapshot that it would push to the hub."""
+"""Reads metrics: those of one process from the snapshot that it would push to the hub, or from a page."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ def observations_of(metrics: Metrics) -> tuple[dict[str, Values], dict[str, int]
     snapshot = snapshot_of(metrics)
     counts = {name: sum(sum(h.counts) for _, h in series) for name, series in snapshot.histograms.items()}
     return {name: dict(series) for name, series in snapshot.values.items()}, counts
+
+
+def sum_on_page(page: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples on a page for Prometheus whose labels match."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in page.splitlines()
+        if line.startswith((f"{name}{{", f"{name} ")) and all(want in line for want in wanted)
+    )

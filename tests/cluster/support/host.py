@@ -53,7 +53,9 @@ class Host:
         process = self.start(*command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         printed, _ = process.communicate()
         if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, command, printed)
+            error = subprocess.CalledProcessError(process.returncode, command, printed)
+            error.add_note(printed)
+            raise error
         return printed
 
     def processes(self, *words: str) -> list[psutil.Process]:

@@ -21,15 +21,19 @@ from deployments.cli.ray_environment import RAY_ENVIRONMENT
 from tests.cluster.support.balancer import start_balancer, wait_for_port
 from tests.cluster.support.host import Host
 from tests.cluster.support.network import Network
+from tests.support.metric_values import sum_on_page
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 _PROGRAMS = Path(sys.executable).parent
 _HEAD_PORT, _DASHBOARD_PORT, _INGRESS_PORT = 6379, 8265, 8000
+_WORKER_CPUS, _ENGINE_CPUS = 4, 3
+"""What Ray may reserve: a worker has room for one engine."""
 _ENVIRONMENT = {
     **RAY_ENVIRONMENT,
     "RAY_worker_niceness": "0",
     "RAY_prestart_worker_first_driver": "false",
+    "RAY_AUTH_MODE": "disabled",  # whatever this machine's user has set up for another Ray
 }
 
 
@@ -56,17 +60,17 @@ class RayCluster:
 
     def join(self, worker: Host) -> None:
         """Start Ray on a worker."""
-        self._start_ray(worker, f"--address={self.head.address}:{_HEAD_PORT}", num_cpus=4)
+        self._start_ray(worker, f"--address={self.head.address}:{_HEAD_PORT}", num_cpus=_WORKER_CPUS)
 
     def deploy(self, arguments: Mapping[str, Any]) -> None:
-        """Deploy an application with an ingress and an engine on each worker, and wait until it is healthy."""
+        """Deploy an application with an ingress on each worker and two engines, and wait until it is healthy."""
         ingresses = {"count": len(self.workers), "num_cpus": 0.1, "host": "0.0.0.0", "port": _INGRESS_PORT}
-        engines = {"count": len(self.workers), "num_cpus": 0.1}
+        engines = {"num_cpus": _ENGINE_CPUS, **arguments.get("engines", {"count": len(self.workers)})}
         application = {
             "name": "raydix",
             "import_path": "deployments.app:build",
             "args": {**arguments, "ingresses": ingresses, "engines": engines},
-            "deployments": [{"name": name, "max_replicas_per_node": 1} for name in ("Ingress", "EngineReplica")],
+            "deployments": [{"name": "Ingress", "max_replicas_per_node": 1}],
         }
         config = {"proxy_location": "Disabled", "applications": [application]}
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -76,6 +80,12 @@ class RayCluster:
             self.head.run(str(_PROGRAMS / "serve"), "deploy", "-a", dashboard, file.name, env=_ENVIRONMENT)
         wait_until(self.is_whole)
 
+    def remove(self) -> None:
+        """Remove the application, and wait until its processes have ended."""
+        dashboard = f"http://{self.head.address}:{_DASHBOARD_PORT}"
+        self.head.run(str(_PROGRAMS / "serve"), "shutdown", "-y", "-a", dashboard, env=_ENVIRONMENT)
+        wait_until(lambda: not self.processes("ServeReplica:raydix"))
+
     def is_whole(self) -> bool:
         """Whether both ingresses answer and reach both engines."""
         return all(self.health(worker)["status"] == "healthy" for worker in self.workers)
@@ -84,6 +94,10 @@ class RayCluster:
         """Return what the ingress on a worker says of the engines. Raises `httpx.HTTPError`."""
         health: dict[str, Any] = httpx.get(f"{self.url_of(worker)}/health", timeout=5).json()
         return health
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the sum of a metric's samples whose labels match."""
+        return sum_on_page(httpx.get(f"{self.url}/metrics", timeout=60).text, name, **labels)
 
     def url_of(self, worker: Host) -> str:
         """Return the URL of the ingress on a worker."""
