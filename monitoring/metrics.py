@@ -13,6 +13,8 @@ import msgspec
 from monitoring.metric_table import BY_NAME, METRICS, Key, Kind, Metric, Part
 
 SNAPSHOT_VERSION = 1
+OLDEST_SNAPSHOT_VERSION = 1
+"""The last release's version: older reports are dropped. Reports only grow, by fields with defaults."""
 MAX_SERIES = 256
 """Most label combinations of one metric in one process; more are counted under the label value "overflow"."""
 

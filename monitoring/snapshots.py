@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from monitoring.metric_table import BY_NAME, Key, Metric
-from monitoring.metrics import SNAPSHOT_VERSION, Histogram, Snapshot
+from monitoring.metrics import OLDEST_SNAPSHOT_VERSION, Histogram, Snapshot
 
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
@@ -18,8 +18,8 @@ def read_snapshot(data: bytes) -> Snapshot:
         snapshot = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:  # surplus fields may be nested deeply
         raise ValueError(f"not a snapshot: {error}") from None
-    if snapshot.version != SNAPSHOT_VERSION:
-        raise ValueError(f"snapshot version {snapshot.version}, expected {SNAPSHOT_VERSION}")
+    if snapshot.version < OLDEST_SNAPSHOT_VERSION:
+        raise ValueError(f"snapshot version {snapshot.version}, expected at least {OLDEST_SNAPSHOT_VERSION}")
     for name, series in snapshot.values.items():
         for key, value in series:
             _check_value(BY_NAME.get(name), key, value)

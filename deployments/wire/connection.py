@@ -336,6 +336,10 @@ class WireConnection:
         return True
 
     def _welcome(self, message: messages.Welcome) -> bool:
+        if message.version < messages.OLDEST_WIRE_VERSION:
+            expected_version = f"this ingress expects at least version {messages.OLDEST_WIRE_VERSION}"
+            self._refuse(f"the replica has wire version {message.version}, {expected_version}")
+            return False
         expected = self.address.epoch
         if expected is not None and message.epoch != expected:
             self._refuse(f"the replica has epoch {message.epoch}, but epoch {expected} was advertised")

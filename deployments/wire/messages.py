@@ -21,6 +21,10 @@ detects lost and repeated tokens and requests the stream again (`Resume`): the r
 until it has ended. Every message carries (epoch, sequence): after a gap a prefix delta may be lost too, and
 `Resync` requests a new snapshot. An ingress asks for its parts, the hottest first, when it has time for them,
 because those of a large fleet would take it minutes. Between them it receives every delta, as after the last part.
+
+During an upgrade, an ingress and a replica of neighbouring releases talk to each other. So messages only grow: a
+new field comes last and has a default, which stands for a peer that does not send it. A peer skips fields that it
+does not know. A change of any other kind needs a new `WIRE_VERSION`, and is used only with peers that have it.
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ from engine.values.stream_delta import StreamDelta
 from router.member import ReplicaLoad
 
 WIRE_VERSION = 15
+OLDEST_WIRE_VERSION = 15
+"""The last release's version: an older peer is refused. A newer one decides itself."""
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -163,6 +169,8 @@ class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
     """Number of tokens per block of its prefix hashes."""
     hello: int = 0
     """The number of the hello that it answers."""
+    version: int = 15
+    """The replica's wire version."""
 
 
 class Refused(msgspec.Struct, tag=11, array_like=True, frozen=True):

@@ -400,8 +400,8 @@ class WireServer:
         return self.refuse(ingress_id, request.request_id, "never_fits", "the request's id is already in use")
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
-        if hello.version != messages.WIRE_VERSION:
-            expected = f"this replica expects version {messages.WIRE_VERSION}"
+        if hello.version < messages.OLDEST_WIRE_VERSION:
+            expected = f"this replica expects at least version {messages.OLDEST_WIRE_VERSION}"
             return self._refuse(identity, f"the hello has wire version {hello.version}, {expected}")
         if hello.model and self._model and hello.model != self._model:
             return self._refuse(identity, f"the ingress serves model {hello.model}, not {self._model}")
@@ -411,7 +411,13 @@ class WireServer:
             return None
         session = self._sender.begin(hello.ingress_id, identity, hello.number)
         welcome = messages.Welcome(
-            self.epoch, session.seq, self.replica, self._model, self._block_tokens, hello.number
+            self.epoch,
+            session.seq,
+            self.replica,
+            self._model,
+            self._block_tokens,
+            hello.number,
+            messages.WIRE_VERSION,
         )
         if self._sender.post(hello.ingress_id, session, messages.encode(welcome)):
             self._resume(hello.ingress_id, hello.received)

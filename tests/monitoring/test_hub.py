@@ -133,7 +133,7 @@ def malformed() -> dict[str, bytes]:
         "not msgpack": b"\xc1nonsense",
         "empty": b"",
         "another type": msgspec.msgpack.encode([1, 2, 3]),
-        "another version": msgspec.msgpack.encode({**good, "version": 99}),
+        "an older version": msgspec.msgpack.encode({**good, "version": 0}),
         "too few labels": msgspec.msgpack.encode({**good, "values": {"kv_pages": [[[], 1.0]]}}),
         "not finite": msgspec.msgpack.encode({**good, "values": {"requests_running": [[[], float("inf")]]}}),
         "a counter below zero": msgspec.msgpack.encode(
@@ -185,8 +185,9 @@ def test_only_so_many_processes_are_kept(monkeypatch: pytest.MonkeyPatch, num_ke
 def test_metrics_of_a_newer_version_are_passed_over() -> None:
     snapshot = msgspec.msgpack.decode(engine("r1", 4).snapshot(), type=Snapshot)
     snapshot.values["invented_later_total"] = [(("x", "y"), 1.0)]
+    later = {**msgspec.to_builtins(snapshot), "version": 2, "invented_later": [1]}
     hub = Hub()
-    assert hub.push("a", msgspec.msgpack.encode(snapshot), 0.0)
+    assert hub.push("a", msgspec.msgpack.encode(later), 0.0)
     assert sum_of(page_of(hub, 0.0), "generation_tokens_total", replica="r1") == 4
 
 

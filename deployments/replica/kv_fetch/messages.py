@@ -27,6 +27,8 @@ from typing import Annotated
 import msgspec
 
 VERSION = 1
+OLDEST_VERSION = 1
+"""The last release's version: an older fetcher is refused. Messages grow as `deployments.wire.messages` says."""
 MAX_WINDOW = 2**16
 """Most pages that may be granted together."""
 

@@ -210,7 +210,7 @@ class KVSender:
     def _open(self, peer: bytes, fetch: FetchPages) -> None:
         if (peer, fetch.number) in self._transfers:
             return
-        if fetch.version != messages.VERSION or fetch.identity != self._memory.identity:
+        if fetch.version < messages.OLDEST_VERSION or fetch.identity != self._memory.identity:
             return self._decline(peer, fetch.number, "this replica's pages are of another kind")
         if len(self._transfers) >= self._settings.max_transfers:
             return self._decline(peer, fetch.number, "engines.kv_fetch.max_transfers transfers are in progress")

@@ -422,6 +422,24 @@ def test_lost_tokens_are_requested_again() -> None:
     run_scenario(scenario())
 
 
+def test_a_replica_of_an_older_release_is_refused_and_another_one_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def of_an_older_release(message: messages.ToIngress) -> Iterable[messages.ToIngress]:
+        return [structs.replace(message, version=0)] if isinstance(message, messages.Welcome) else ()
+
+    async def scenario() -> None:
+        async with ClientAndEngines(2) as (client, engines):
+            engines.links["r0"].to_ingress = of_an_older_release
+            await until(lambda: client.reachable() == {"r1"})
+            await until(lambda: "the replica has wire version 0" in caplog.text)
+            stream = await client.generate(request("a"))
+            assert await tokens_of(stream) == [1, 2, 3, 4, 5]
+            assert stream.replica == "r1"
+
+    run_scenario(scenario())
+
+
 def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(2) as (client, engines):

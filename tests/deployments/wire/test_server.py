@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 import zmq
 
@@ -57,10 +58,17 @@ def test_an_ingress_that_connects_anew_is_welcomed_while_its_old_connection_stil
             peer.socket.close()
 
 
-def test_another_version_is_refused_with_both_named(server: WireServer, peer: Peer) -> None:
+def test_a_version_before_the_last_release_is_refused_with_both_named(server: WireServer, peer: Peer) -> None:
     old = peer()
     old.send(messages.Hello(0, 1, "i", "", {}))
     assert old.receive(messages.Refused).reason.count("version") == 2
+
+
+def test_the_ingress_of_a_newer_release_is_welcome_and_told_this_version(server: WireServer, peer: Peer) -> None:
+    newer = peer()
+    hello = msgspec.to_builtins(messages.Hello(messages.WIRE_VERSION + 1, 1, "i", "", {}))
+    newer.socket.send(msgspec.msgpack.encode([*hello, "a field that this version does not know"]))
+    assert newer.receive(messages.Welcome).version == messages.WIRE_VERSION
 
 
 def test_garbage_and_messages_before_a_hello_are_dropped_and_counted(
