@@ -87,7 +87,7 @@ def test_a_fork_of_nothing_is_a_lease_of_its_own() -> None:
     checked.check()
 
 
-def test_forks_that_go_on_alike_meet_again_when_they_are_inserted() -> None:
+def test_forks_with_the_same_continuation_merge_when_they_are_inserted() -> None:
     checked = checked_cache()
     first = checked.start(range(10))
     fork = checked.fork(first, 10)
@@ -131,7 +131,7 @@ def test_a_page_being_copied_does_not_change_hands_so_a_fork_may_hold_less() -> 
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_what_cannot_be_forked(prefix_cache: bool) -> None:
+def test_a_fork_of_other_tokens_or_of_a_finished_lease_is_refused(prefix_cache: bool) -> None:
     checked = checked_cache(prefix_cache=prefix_cache)
     client = checked.start(range(5))
     with pytest.raises(ValueError, match="7 tokens cannot lie in 2 pages of 3 tokens"):

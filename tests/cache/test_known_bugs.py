@@ -50,7 +50,7 @@ def test_2_a_lock_holds_the_matched_node_itself_as_well_as_those_above() -> None
     assert checked.cache.evict(3) == 3
 
 
-def test_2_a_match_goes_on_through_many_nodes() -> None:
+def test_2_a_match_continues_through_many_nodes() -> None:
     checked = checked_cache()
     for length in range(4, 44, 4):
         checked.serve(range(length))
@@ -113,7 +113,7 @@ def test_6_a_step_in_flight_keeps_the_page_it_writes() -> None:
     checked.end(other)
 
 
-def test_6_what_is_finished_is_not_freed_again() -> None:
+def test_6_a_finished_request_is_not_freed_again() -> None:
     """Retracted, admitted again, finished; a late second finish of either lease is an error, not a double free."""
     checked = checked_cache(num_pages=8)
     client = checked.start(range(18))
