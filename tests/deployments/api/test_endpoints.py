@@ -31,7 +31,9 @@ def test_tokenize_and_detokenize_are_inverse(client: Client) -> None:
     assert client.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": text}
 
 
-def test_tokenized_messages_are_what_chat_sends_to_the_engine(client: Client, engine: ScriptedEngine) -> None:
+def test_tokenized_messages_are_the_tokens_that_chat_sends_to_the_engine(
+    client: Client, engine: ScriptedEngine
+) -> None:
     messages = [{"role": "user", "content": "hi"}]
     client.post("/v1/chat/completions", {"model": "demo", "messages": messages})
     assert client.post("/tokenize", {"messages": messages}).json()["tokens"] == engine.requests[0].prompt_ids
@@ -197,7 +199,7 @@ def test_an_answer_says_where_it_ran_and_when_asked_why(
     assert decision["terms"] == {"replica-1": {"total": 0.25}}
 
 
-def test_the_last_decisions_are_for_the_admin_alone(service: ApiService, client: Client) -> None:
+def test_only_the_admin_sees_the_last_decisions(service: ApiService, client: Client) -> None:
     for number in range(3):
         client.post("/v1/completions", {"model": "demo", "prompt": f"number {number}"})
     assert client.get("/v1/router/decisions").status_code == 403  # no admin key is configured

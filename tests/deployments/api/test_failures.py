@@ -91,7 +91,7 @@ def test_a_client_that_disconnects_ends_the_generation(
     assert count_of(metrics, "stream_disconnects_total") == stream
 
 
-def test_what_is_counted(client: Client, metrics: Metrics) -> None:
+def test_requests_and_errors_are_counted(client: Client, metrics: Metrics) -> None:
     client.post("/v1/completions", ASK)
     client.post("/v1/completions", ASK | {"stream": True})
     client.post("/v1/completions", ASK | {"n": 0})

@@ -75,7 +75,7 @@ async def begin(http: httpx.AsyncClient, file: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize(("number", "code"), [*FULL.items(), *BUSY.items()])
-def test_what_cannot_be_written_is_answered_with_the_reason(disk: Disk, number: int, code: str) -> None:
+def test_a_failed_write_is_answered_with_the_reason(disk: Disk, number: int, code: str) -> None:
     async def scene(http: httpx.AsyncClient) -> None:
         conversation = (await http.post("/v1/conversations", json={"items": []})).json()["id"]
         file = (await upload(http)).json()["id"]
@@ -103,7 +103,7 @@ def test_what_cannot_be_written_is_answered_with_the_reason(disk: Disk, number: 
 
 
 @pytest.mark.parametrize(("number", "code"), BUSY.items())
-def test_what_cannot_be_read_is_a_503_and_no_404(disk: Disk, number: int, code: str) -> None:
+def test_a_failed_read_is_a_503_and_not_a_404(disk: Disk, number: int, code: str) -> None:
     async def scene(http: httpx.AsyncClient) -> None:
         conversation = (await http.post("/v1/conversations", json={"items": []})).json()["id"]
         file = (await upload(http)).json()["id"]

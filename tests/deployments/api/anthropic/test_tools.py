@@ -177,9 +177,7 @@ def test_a_template_with_names_of_functions_in_results(ask: Make) -> None:
         ({"tools": [CLOCK] * 200}, "limits.max_tools"),
     ],
 )
-def test_what_is_wrong_with_tools_is_said_with_anthropics_names(
-    ask: Make, change: dict[str, Any], says: str
-) -> None:
+def test_an_error_in_tools_uses_anthropics_names(ask: Make, change: dict[str, Any], says: str) -> None:
     assert says in ask(HERMES).refused(**change)
 
 

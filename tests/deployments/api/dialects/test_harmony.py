@@ -96,7 +96,7 @@ def test_channels_become_reasoning_content_and_calls(
         "<|channel|>commentary to=functions.get_weather and<|message|>{}<|call|>",
     ],
 )
-def test_what_is_no_call_stays_text(said: str) -> None:
+def test_output_that_is_no_call_stays_text(said: str) -> None:
     driver = ParserDriver(FORMATS["harmony"].parser({"get_weather": None}))
     assert joined([*driver.push(said), *driver.finish()]) == [Segment("text", said)]
 

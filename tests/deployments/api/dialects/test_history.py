@@ -49,7 +49,9 @@ def called(**fields: Any) -> dict[str, Any]:
     ],
     ids=lambda message: str(message)[:60],
 )  # fmt: skip
-def test_what_the_model_is_to_read_is_read_and_all_else_left_out(talk: Make, message: dict[str, Any]) -> None:
+def test_content_for_the_model_is_in_the_prompt_and_all_else_is_left_out(
+    talk: Make, message: dict[str, Any]
+) -> None:
     for template in (HERMES, LLAMA3, None):
         it = talk(template)
         it.whole(messages=[USER, message, USER])
@@ -135,7 +137,7 @@ REFUSES = FIRST_ONLY.replace(
 )
 
 
-def test_what_the_system_says_later_is_kept_in_place_where_the_template_shows_it(talk: Make) -> None:
+def test_later_system_messages_stay_in_place_where_the_template_shows_them(talk: Make) -> None:
     it = talk(HERMES)
     it.whole(messages=LATER)
     assert it.prompt().index("It rains.") < it.prompt().index("In French.")
@@ -178,7 +180,7 @@ ANSWERS = st.lists(
 
 
 @pytest.mark.parametrize("template", [HERMES, THINKING, LLAMA3, None], ids=["hermes", "thinking", "llama3", "own"])
-def test_what_this_server_answers_is_taken_back(talk: Make, template: str | None) -> None:
+def test_an_answer_of_this_server_is_accepted_as_history(talk: Make, template: str | None) -> None:
     """As the client prints it, as the client library keeps it, and as a naive reader of the stream collects it."""
     it = talk(template, reasoning="think")
 
@@ -209,9 +211,7 @@ def test_what_this_server_answers_is_taken_back(talk: Make, template: str | None
         (FAMILIES["granite"], '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]'),
     ],
 )
-def test_calls_are_shown_by_templates_that_show_only_what_a_message_says(
-    talk: Make, template: str, call: str
-) -> None:
+def test_calls_are_shown_by_templates_that_show_only_contents(talk: Make, template: str, call: str) -> None:
     """As those of Granite 3 and SmolLM3, which have a place for tools, and for results."""
     before, _, rest = template.partition("{{- message.content }}")
     it = talk(before + "{{- message.content }}" + rest[rest.index("{{ '<|im_end|>") :])

@@ -158,7 +158,7 @@ def test_without_tools_a_call_is_reasoning(talk: Make) -> None:
         assert (message.reasoning, message.content, message.tool_calls) == (it.engine.says, "", None)
 
 
-def test_a_call_in_reasoning_that_max_tokens_cuts_off_has_what_came_of_it(talk: Make) -> None:
+def test_a_call_in_reasoning_that_max_tokens_cuts_off_has_the_part_that_came(talk: Make) -> None:
     it = talk(THINKING)
     it.engine.says = 'Rain? <tool_call>{"name": "clock", "arguments": {"zone": "utc"}}</tool_call>'
     head = len(it.engine.codec.encode(it.engine.says.partition("utc")[0]))

@@ -120,7 +120,7 @@ def test_those_of_batches_are_named(service: ApiService, tmp_path: Path) -> None
     assert NewBatch in _subclasses(StrictModel) and response.status_code == 404  # there is no such file
 
 
-def test_what_clients_keep_of_answers_is_no_news(client: Client) -> None:
+def test_fields_that_clients_keep_of_answers_are_not_named_as_unknown(client: Client) -> None:
     labels: dict[str, Any] = {name: ["anything"] for name in LABELS if name != "id"}
     answer = {"role": "assistant", "content": [{"type": "text", "text": "a", **labels}], **labels, "refusal": None}
     for path, body in (
@@ -143,7 +143,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(ChatRequest.model_fields)), JSON, max_size=4))
-def test_what_is_known_stays_whatever_has_which_form(fields: dict[str, Any]) -> None:
+def test_known_fields_stay_whatever_their_values(fields: dict[str, Any]) -> None:
     kept = nested_fields.keep_known_within(ChatRequest, fields, IgnoredFields("ignore"))
     assert kept.keys() == fields.keys()
     again = nested_fields.keep_known_within(ChatRequest, kept, IgnoredFields("refuse"))

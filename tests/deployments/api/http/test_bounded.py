@@ -185,7 +185,7 @@ def test_one_address_has_no_more_unfinished_bodies_than_there_are_places(header:
 
 
 @BODIES
-def test_unfinished_bodies_count_when_the_layers_are_made_anew(header: tuple[bytes, bytes]) -> None:
+def test_unfinished_bodies_count_when_the_layers_are_made_again(header: tuple[bytes, bytes]) -> None:
     """They then end in the layer that they began in, and take places that the new one knows of."""
 
     async def scenario() -> None:

@@ -57,7 +57,7 @@ def test_an_answer_s_tokens_are_shown(
         ("/tokenize", {"prompt": "a"}, r"POST /tokenize 200 \d+ ms"),
     ],
 )
-def test_what_was_wrong_is_shown(
+def test_a_line_shows_what_was_wrong(
     watched: Client, lines: list[str], path: str, body: dict[str, object], expected: str
 ) -> None:
     watched.post(path, body)
@@ -111,6 +111,6 @@ def test_a_line_is_short_and_printable(watched: Client, lines: list[str]) -> Non
     assert line.isprintable() and len(line) <= MAX_CHARS + 1 and " 404 " in line
 
 
-def test_lines_cost_nothing_where_nobody_wants_them(service: ApiService, lines: list[str]) -> None:
+def test_request_lines_cost_nothing_where_they_are_off(service: ApiService, lines: list[str]) -> None:
     plain, shown = create_app(service), create_app(replace(service, write_line=lines.append))
     assert "RequestLines" not in repr(vars(plain)) and "RequestLines" in repr(vars(shown))

@@ -58,7 +58,7 @@ def test_the_answer_is_generated_after_the_request_was_answered(ask: Make) -> No
     it.play(scene)
 
 
-def test_a_running_one_is_cancelled_with_what_it_has(ask: Make) -> None:
+def test_a_running_response_is_cancelled_and_keeps_its_output(ask: Make) -> None:
     it = ask()
     it.engine.hangs = True
 
@@ -92,7 +92,7 @@ def test_one_is_cancelled_before_it_has_begun_and_by_its_deletion(ask: Make) -> 
     it.play(scene)
 
 
-def test_only_what_runs_in_the_background_is_cancelled(ask: Make) -> None:
+def test_only_background_responses_are_cancelled(ask: Make) -> None:
     it = ask()
     refused = it.client.post(f"{RESPONSES}/{it.whole()['id']}/cancel")
     assert refused.status_code == 400 and "background" in refused.json()["error"]["message"]
@@ -128,7 +128,7 @@ def test_a_failure_ends_its_stream_too(ask: Make) -> None:
     it.play(scene)
 
 
-def test_a_bad_request_is_refused_at_once(ask: Make) -> None:
+def test_a_bad_request_is_refused_immediately(ask: Make) -> None:
     assert ask().refused(background=True, input=[])["param"] == "input"
 
 

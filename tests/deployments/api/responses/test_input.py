@@ -127,7 +127,7 @@ def test_instructions_come_first(ask: Make) -> None:
         ({"top_logprobs": 100}, "top_logprobs", "limits.max_top_logprobs"),
     ],
 )  # fmt: skip
-def test_what_is_refused_is_named_as_the_client_knows_it(
+def test_a_refused_field_is_named_as_the_client_knows_it(
     ask: Make, change: dict[str, Any], param: str, words: str
 ) -> None:
     error = ask(HERMES).refused(**change)
@@ -158,7 +158,7 @@ answers = st.tuples(thoughts, st.lists(words | calls, max_size=4)).map(lambda pa
 
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(answers, st.integers(1, 40), st.booleans())
-def test_what_this_server_has_sent_is_taken_back(ask: Make, answer: str, most: int, stream: bool) -> None:
+def test_output_of_this_server_is_accepted_as_input(ask: Make, answer: str, most: int, stream: bool) -> None:
     """Sent back item by item, or named by the response's id, it gives the same prompt."""
     it = ask(HERMES, reasoning="think")
     it.engine.says = answer

@@ -105,7 +105,7 @@ def test_chats_have_it_too(client: Client, ranked: ScriptedEngine) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
-def test_a_refusal_says_what_was_expected(client: Client, ranked: ScriptedEngine) -> None:
+def test_a_refusal_names_the_expected_value(client: Client, ranked: ScriptedEngine) -> None:
     refused = client.post("/v1/completions", {"model": "demo", "prompt": "x", "n": 3, "best_of": 2})
     assert "best_of must be at least n (3)" in refused.json()["error"]["message"]
     assert ranked.requests == []
