@@ -90,7 +90,7 @@ def held_after_one_token(engines: InProcessEngines) -> Iterator[Callable[[], Non
 
 
 @pytest.mark.parametrize(("when", "hedges"), [("before", False), ("after", False), ("before", True)])
-def test_a_defect_in_any_step_ends_the_stream_at_once_and_leaves_nothing(
+def test_a_defect_in_any_step_ends_the_stream_immediately_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, when: When, hedges: bool
 ) -> None:
     """Each call in turn fails of all that the delivery of a stream makes which migrates once."""
@@ -153,7 +153,7 @@ def test_a_defect_in_one_stream_does_not_touch_another_s_tokens_of_the_same_mess
     run_scenario(scenario())
 
 
-def test_requests_that_wait_for_an_engine_hear_at_once_that_the_ingress_stops() -> None:
+def test_requests_that_wait_for_an_engine_fail_immediately_when_the_ingress_stops() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1, PATIENT) as (_, engines):
             client = RemoteEngines(router_like(engines), 1, timings=PATIENT, open_link=engines.links.open)

@@ -66,5 +66,5 @@ def test_every_setting_whose_name_sounds_secret_was_looked_at() -> None:
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-def test_what_is_hidden_is_a_setting(name: str) -> None:
+def test_each_hidden_name_is_a_setting(name: str) -> None:
     assert name in AppArgs.model_fields

@@ -57,7 +57,7 @@ def test_instances_of_mig_count_when_they_are_named() -> None:
         ("0,", "none of"),
     ],
 )
-def test_what_cuda_would_cut_off_in_silence_is_said(named: str, message: str) -> None:
+def test_a_list_of_gpus_that_cuda_would_cut_off_in_silence_is_refused(named: str, message: str) -> None:
     with pytest.raises(CannotTell, match=message):
         visible([A, B], named)
 
@@ -130,7 +130,7 @@ def test_no_driver_is_no_gpu_and_a_driver_that_is_silent_is_unknown(tmp_path: Pa
     assert "NVML) is missing" in node(None, tmp_path).unknown
 
 
-def test_how_torch_is_built_is_what_torch_says() -> None:
+def test_the_build_of_torch_is_read_from_torch() -> None:
     import torch
 
     assert torch_builds() == (torch.version.cuda is not None, torch.version.hip is not None)

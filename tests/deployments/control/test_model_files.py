@@ -55,7 +55,7 @@ def test_each_of_several_models_is_checked(tmp_path: Path) -> None:
         ({"router": {"policy": "no_such_module:Mine"}}, "cannot be imported"),
     ],
 )
-def test_build_says_what_is_wrong_in_one_line(args: Any, message: str) -> None:
+def test_build_reports_an_error_in_one_line(args: Any, message: str) -> None:
     """`serve status` shows it as it is."""
     with pytest.raises(ConfigRefused, match=message) as raised:
         build(args)

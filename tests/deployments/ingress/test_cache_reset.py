@@ -40,7 +40,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_reset, "RETRY_S", 0.0)
 
 
-def test_each_replica_tells_what_it_freed() -> None:
+def test_each_replica_reports_the_tokens_that_it_freed() -> None:
     assert emptied([{"a", "b"}], [[("a", 3), ("b", 0)]]) == {"a": 3, "b": 0}
 
 
@@ -72,7 +72,7 @@ def test_a_replica_that_fails_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("known", "named"), [({"a", "b"}, ": b$"), (set[str](), "none is known")])
-def test_who_has_not_answered_in_time_is_named_with_the_setting(known: set[str], named: str) -> None:
+def test_a_replica_that_has_not_answered_in_time_is_named_with_the_setting(known: set[str], named: str) -> None:
     answers: list[Answers] = [[("a", 3)] if known else []]
     with pytest.raises(Unavailable, match=f"status_timeout_s.*{named}"):
         emptied([known], answers, timeout_s=0.01)

@@ -61,7 +61,7 @@ def test_while_another_ingress_can_answer_one_without_engines_gets_no_connection
     asyncio.run(scenario())
 
 
-def test_the_first_ingress_says_at_once_that_it_loads() -> None:
+def test_the_first_ingress_immediately_reports_that_it_loads() -> None:
     async def scenario() -> None:
         port = free_port()
         first = Ingress("first", port, lacks_engines=True)

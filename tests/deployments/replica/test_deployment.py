@@ -193,7 +193,7 @@ def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> Non
         engines.close()
 
 
-def test_a_role_is_refused_where_pages_alone_are_not_enough_to_go_on() -> None:
+def test_a_role_is_refused_where_a_model_needs_more_than_pages_to_continue() -> None:
     runner = CountingRunner(64)
     runner.num_state_slots = 8
     config = EngineConfig(model="hybrid", max_running=4)

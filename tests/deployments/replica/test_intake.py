@@ -37,7 +37,9 @@ def test_a_request_that_its_ingress_sends_again_is_neither_run_twice_nor_refused
         engines.close()
 
 
-def test_a_suspect_that_is_to_run_alone_is_refused_while_another_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspect_that_must_run_by_itself_is_refused_while_another_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engines, told = InProcessEngines(1, WireTimings(absent_ingress_s=60)), list[Any]()
     try:
         replica, runner = engines.replicas[0], engines.runners[0]
@@ -116,7 +118,7 @@ def test_a_grammar_whose_client_has_left_is_not_compiled(compilers: Compilers) -
     assert {compilers.begun.get(timeout=60) for _ in range(2)} == {"a", "b"} and compilers.begun.empty()
 
 
-def test_a_defect_in_compiling_is_told_at_once_and_leaves_nothing(compilers: Compilers) -> None:
+def test_a_defect_in_compiling_is_reported_immediately_and_leaves_nothing(compilers: Compilers) -> None:
     compilers.send("a", "t", "defect")
     compilers.may_go_on.release()
     assert compilers.told.get(timeout=60) == ("i", "a", "failed")

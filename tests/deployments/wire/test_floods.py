@@ -99,7 +99,7 @@ class Held(Requests):
 
 
 @pytest.mark.parametrize(("bound", "most"), [("TURN_MESSAGES", 5), ("TURN_BYTES", 1)])
-def test_heartbeats_come_between_what_is_taken_in_at_a_stretch(
+def test_heartbeats_come_between_batches_of_messages(
     context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, bound: str, most: int
 ) -> None:
     monkeypatch.setattr(f"deployments.wire.server.{bound}", most)

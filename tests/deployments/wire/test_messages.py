@@ -42,7 +42,7 @@ def test_a_message_of_the_other_direction_is_malformed() -> None:
         messages.decode_to_ingress(messages.encode(messages.Abort("a")))
 
 
-def test_what_was_not_sent_comes_merged_and_only_once() -> None:
+def test_unsent_deltas_come_merged_and_only_once() -> None:
     logs = Outbox()
     logs.open("a", "ingress")
     logs.mark_sent("ingress", logs.unsent("ingress"))
@@ -56,7 +56,7 @@ def test_what_was_not_sent_comes_merged_and_only_once() -> None:
     assert (logs.unsent("ingress")[0].start, logs.unsent("ingress")[0].token_ids) == (3, [4])
 
 
-def test_a_stream_is_sent_again_from_what_was_received() -> None:
+def test_a_stream_is_sent_again_from_the_last_token_received() -> None:
     logs = Outbox()
     logs.open("a", "ingress")
     logs.record(StreamDelta("a", [1, 2, 3], finish_reason="length"), 0.0)

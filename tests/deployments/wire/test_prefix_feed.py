@@ -59,7 +59,7 @@ class Listening:
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_parts_and_changes_together_are_what_the_cache_holds(seed: int) -> None:
+def test_parts_and_changes_together_give_the_blocks_that_the_cache_holds(seed: int) -> None:
     draw, log, held, beside = random.Random(seed), PrefixLog(), set[int](), set[int]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_feed, "PART_BLOCKS", 5)
@@ -118,7 +118,7 @@ def test_parts_and_changes_together_are_what_the_cache_holds(seed: int) -> None:
             assert max(ingress.sizes, default=0) <= 5
 
 
-def test_an_ingress_that_missed_a_change_begins_anew_at_its_own_pace() -> None:
+def test_an_ingress_that_missed_a_change_begins_again_at_its_own_pace() -> None:
     log = PrefixLog()
     log.store(range(1, 20_001))
     feed = PrefixFeed(log, period_s=1.0)
@@ -140,7 +140,7 @@ def test_an_ingress_that_missed_a_change_begins_anew_at_its_own_pace() -> None:
     assert ingress.known == {*range(1, 20_001), 77_777}
 
 
-def test_a_cache_that_is_not_reported_is_known_at_once() -> None:
+def test_a_cache_that_is_not_reported_is_known_immediately() -> None:
     ingress = Listening(PrefixFeed(NoPrefixes(), period_s=1.0))
     ingress.ask(anew=True)
     assert (ingress.state, ingress.known) == ("whole", set())

@@ -10,7 +10,7 @@ from deployments.simulator.fleet.example_trace import EXAMPLE, text
 from deployments.simulator.fleet.trace import read_trace
 
 
-def test_the_file_is_what_the_program_draws() -> None:
+def test_the_file_has_the_trace_that_the_program_draws() -> None:
     drawn = gzip.decompress(EXAMPLE.read_bytes()).decode() == text()
     assert drawn, "run python -m deployments.simulator.fleet.example_trace"
     assert text(1) != text(), "the seed has no effect"

@@ -94,7 +94,7 @@ def chained(*blocks: int) -> RouteQuery:
     return query(512 * len(blocks), chain=tuple(blocks))
 
 
-def test_affinity_follows_what_it_routed_and_else_the_smallest_tree() -> None:
+def test_affinity_chooses_the_replica_of_the_longest_prefix_or_else_the_smallest_tree() -> None:
     policy, fleet = AffinityPolicy(), [candidate(name) for name in "abc"]
     long = first(policy, chained(*range(1, 9)), fleet)
     assert first(policy, chained(*range(1, 7), 50), fleet) == long

@@ -111,7 +111,7 @@ def test_under_constant_load_nothing_changes() -> None:
     assert run(scenario(), evenly(300)).targets == [(0.0, NUM)]
 
 
-def test_a_run_depends_on_its_arguments_alone() -> None:
+def test_a_run_depends_only_on_its_arguments() -> None:
     short = evenly(300).with_burst(Burst(10.0, 20.0, 20.0))
     first = run(scenario(boot_s=5.0), short)
     assert len(first.targets) > 2
@@ -127,7 +127,7 @@ def test_conversations_with_answers_that_fill_the_memory_end_too() -> None:
     assert 0 < result.attainment <= 1 - result.turned_away
 
 
-def test_what_can_never_fit_is_counted_as_not_served() -> None:
+def test_a_request_that_can_never_fit_is_counted_as_not_served() -> None:
     requests = (TraceRequest(0.0, 600, 1, (1, 2)), TraceRequest(1.0, 60_000, 1, tuple(range(10, 128))))
     offered = arrivals(Trace("t", requests, BLOCK, True), 0.1, RATE, 0)
     result = run(replace(scenario(), fleet=Scenario(cache_tokens=20_000)), offered)
