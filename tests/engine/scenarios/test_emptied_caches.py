@@ -59,7 +59,7 @@ def test_a_loop_that_has_ended_empties_nothing_and_says_so() -> None:
         script.loop.empty_cache()
 
 
-def test_who_waits_for_a_loop_that_ends_is_told() -> None:
+def test_a_wait_for_a_loop_that_ends_is_cancelled() -> None:
     script = Script()
     asked: list[Future[int]] = []
     ended = threading.Event()

@@ -114,7 +114,7 @@ def test_no_request_is_admitted_to_a_step_that_is_full() -> None:
     assert engine.scheduler.load(engine.now).num_running <= 3
 
 
-def test_many_prompts_at_once_may_take_all_of_max_step_ms() -> None:
+def test_many_prompts_together_may_take_all_of_max_step_ms() -> None:
     engine = SimulatedEngine(machine, max_step_ms=100.0, max_step_stretch=0.75)
     engine.arrive(100, max_tokens=1000)
     engine.run(until=lambda: len(engine.plans) > 20)
