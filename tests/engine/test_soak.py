@@ -25,7 +25,7 @@ GROUPS = 4
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_everybody_is_served_whatever_happens_and_nothing_is_held_in_the_end(group: int) -> None:
+def test_every_request_of_any_episode_is_served_and_nothing_is_held_in_the_end(group: int) -> None:
     for number in range(group, NUM_EPISODES, GROUPS):
         Episode(f"ci.{number}").run(STEPS)
 

@@ -54,7 +54,7 @@ def assert_right(case: Paged) -> None:
     ],
     ids=["decodes", "prefills", "mixed"],
 )
-def test_every_package_computes_what_the_reference_does(
+def test_every_package_computes_the_same_as_the_reference(
     install: Install, module: str, page_size: int, window: int | None, rows: list[tuple[int, int]]
 ) -> None:
     install(module)
@@ -165,7 +165,7 @@ def test_one_that_does_not_fit_is_passed_over(install: Install, gpu: Callable[[t
         ),
     ],
 )
-def test_what_does_not_fit_is_said(
+def test_the_reason_why_a_shape_or_gpu_does_not_fit_is_given(
     install: Install,
     gpu: Callable[[tuple[int, int]], None],
     module: str,
@@ -203,7 +203,7 @@ def test_scores_that_its_calls_do_not_say_are_refused(install: Install) -> None:
         assert what in str(FlashAttention.unavailable(shape, BF16, CUDA))
 
 
-def test_asked_for_and_not_installed_it_says_what_to_install(install: Install) -> None:
+def test_an_error_names_the_package_to_install_if_it_is_asked_for_and_missing(install: Install) -> None:
     with pytest.raises(
         ValueError, match=r"flash_attn cannot run on cuda: .* is installed: .*raydix\[flash-attn\]"
     ):

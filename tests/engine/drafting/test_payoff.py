@@ -55,7 +55,7 @@ def test_a_draft_token_pays_while_its_chance_exceeds_its_price(price: float, exp
     assert Payoff().num_worthwhile(price, most=6) == expected
 
 
-def test_what_is_right_more_often_is_asked_for_more() -> None:
+def test_a_drafter_that_is_right_more_often_is_asked_for_more_tokens() -> None:
     good, bad = Payoff(), Payoff()
     for _ in range(10):
         good.verified(4, 4)

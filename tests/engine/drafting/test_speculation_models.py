@@ -161,7 +161,7 @@ def test_it_resumes_at_any_token(models: dict[str, Path], speculation: Speculati
 # --- the model's own distribution -----------------------------------------------------------------------------
 
 
-def test_what_is_drawn_after_accepted_draft_tokens_has_the_model_s_probabilities(tmp_path: Path) -> None:
+def test_tokens_drawn_after_accepted_draft_tokens_have_the_model_s_probabilities(tmp_path: Path) -> None:
     """For many seeds, the next token is compared with the model's own probabilities (chi-square)."""
     tiny: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": 5, "initializer_range": 0.2}
     model = save_tiny("llama2", tmp_path / "model", **tiny)

@@ -195,7 +195,7 @@ def _as_transformers_reads(path: Path, prompt: list[int]) -> torch.Tensor:
         ("gemma3", {"attention.sliding_window_pattern": [True]}, "layer_types lists 1 layers"),
     ],
 )
-def test_what_is_not_understood_is_refused(
+def test_invalid_or_unknown_metadata_is_refused(
     tmp_path: Path, family: str, changes: dict[str, Any], message: str
 ) -> None:
     options = GEMMA if family.startswith("gemma") else {}

@@ -114,7 +114,7 @@ def test_a_header_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "directory", "character device"])
-def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
+def test_anything_but_a_file_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "m.gguf"
     if kind == "FIFO":
         os.mkfifo(path)

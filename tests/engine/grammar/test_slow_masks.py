@@ -137,7 +137,7 @@ def test_its_answer_is_that_of_a_fast_one(
     scene.engine.close()
 
 
-def test_others_go_on_while_its_mask_is_computed(scene: Scene) -> None:
+def test_others_continue_while_its_mask_is_computed(scene: Scene) -> None:
     scene.add("slow", HELD, is_slow=True)
     scene.until(lambda: len(scene.tokens("slow")) >= 5)
     scene.may_go_on.clear()
@@ -150,7 +150,7 @@ def test_others_go_on_while_its_mask_is_computed(scene: Scene) -> None:
     assert scene.tokens("slow") == scene.tokens("fast")
 
 
-def test_what_another_engine_has_written_is_followed_in_a_thread(scene: Scene) -> None:
+def test_the_output_of_another_engine_is_followed_in_a_thread(scene: Scene) -> None:
     scene.add("whole", HELD)
     scene.finish()
     whole = scene.tokens("whole")

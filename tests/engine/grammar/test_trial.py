@@ -47,7 +47,7 @@ def patient() -> Iterator[Trial]:
     trial.close()
 
 
-def test_what_takes_too_long_is_killed_and_replaced(trial: Trial) -> None:
+def test_a_check_that_takes_too_long_is_killed_and_replaced(trial: Trial) -> None:
     trial.check(FINE)
     first = trial.pid
     with pytest.raises(TooComplex, match=r"more than 0\.3 s"):
@@ -57,7 +57,7 @@ def test_what_takes_too_long_is_killed_and_replaced(trial: Trial) -> None:
     assert trial.pid not in (None, first)
 
 
-def test_what_takes_too_much_memory_is_killed() -> None:
+def test_a_check_that_takes_too_much_memory_is_killed() -> None:
     trial = Trial(vocabulary(), TrialLimits(cpu_seconds=60, memory_bytes=16 * 2**20))
     try:
         with pytest.raises(TooComplex, match="16 MiB"):
@@ -174,14 +174,14 @@ def test_nothing_is_left_when_it_is_closed(trial: Trial) -> None:
         (Grammar("json_schema", FUEL), "fuel exhausted"),
     ],
 )
-def test_what_is_wrong_is_said(patient: Trial, grammar: Grammar, complaint: str) -> None:
+def test_an_invalid_grammar_is_refused_with_the_reason(patient: Trial, grammar: Grammar, complaint: str) -> None:
     with pytest.raises(InvalidGrammar, match=complaint) as caught:
         patient.check(grammar)
     assert not isinstance(caught.value, TooComplex)
     assert len(str(caught.value)) < 400
 
 
-def test_what_an_answer_would_show_only_later_is_refused_at_once(patient: Trial) -> None:
+def test_an_error_that_would_appear_only_in_an_answer_is_refused_immediately(patient: Trial) -> None:
     """More rules begin with the same letter than the parser follows at once; the letter is not the first."""
     rules = " | ".join(f'"a{number}"' for number in range(5000))
     with pytest.raises(
@@ -206,12 +206,12 @@ def test_any_number_of_properties_may_be_optional(patient: Trial, number: int, b
     jsonschema.validate(json.loads(text.removeprefix("call ")), optional(number))
 
 
-def test_its_priority_is_lower_than_that_of_what_serves_requests(trial: Trial) -> None:
+def test_its_priority_is_lower_than_that_of_the_serving_process(trial: Trial) -> None:
     trial.check(FINE)
     assert psutil.Process(trial.pid).nice() == min(psutil.Process().nice() + 10, 19)
 
 
-def test_what_was_found_to_follow_a_grammar_best_is_told(patient: Trial) -> None:
+def test_the_verdict_names_the_better_matcher_of_a_grammar(patient: Trial) -> None:
     recursive = Grammar("gbnf", "root ::= [a-z ] root | [a-z ]")
     assert patient.check(recursive).matcher == "xgrammar"
     assert 0 < patient.check(recursive).compiled_bytes < 2**20

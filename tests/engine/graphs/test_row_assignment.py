@@ -176,7 +176,7 @@ class World:
 
 @settings(max_examples=150, deadline=None)
 @given(ACTIONS, st.sampled_from([1, 4, 16]), st.sampled_from([None, Window(5, 2, 64), Window(9, 1, 64)]))
-def test_rows_are_what_a_batch_made_anew_would_be(
+def test_rows_equal_those_of_a_new_batch(
     actions: list[tuple[Any, ...]], page_size: int, window: Window | None
 ) -> None:
     """Pages are exchanged for the tree's, requests leave, return, and are computed by other steps. Layers with a

@@ -85,7 +85,7 @@ def test_latent_attention_of_published_sizes(kernels: native.Kernels, num_heads:
 
 
 @pytest.mark.parametrize("heads", [Heads(2, 3, 64), Heads(24, 1, 96, 64), Heads(8, 1, 96, 64)])
-def test_a_row_gets_the_same_alone_and_on_any_threads(kernels: native.Kernels, heads: Heads) -> None:
+def test_a_row_gets_the_same_by_itself_and_on_any_threads(kernels: native.Kernels, heads: Heads) -> None:
     """Results are equal bit by bit with one or all KV heads per item, with and without pieces as items, and with
     any number of threads.
     """

@@ -52,7 +52,7 @@ def test_where_there_is_a_compiler_there_are_kernels() -> None:
     assert is_built(), native.build_log() or "run `make native`"
 
 
-def test_a_library_that_is_missing_says_why_and_what_to_do(
+def test_a_missing_library_is_an_error_with_the_reason_and_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "LIBRARY", tmp_path / "libraydix.so")

@@ -76,7 +76,7 @@ def test_the_files_tell_the_task(tmp_path: Path) -> None:
         (LAST_TOKEN, ("Dense",), "modules.json has Dense, and only Transformer, Pooling, Normalize are known"),
     ],
 )
-def test_what_is_pooled_otherwise_is_refused(
+def test_an_unsupported_pooling_is_refused(
     tmp_path: Path, pooling: dict[str, Any], more: tuple[str, ...], message: str
 ) -> None:
     model = describe(save_tiny("qwen3", tmp_path), pooling, *more)

@@ -100,7 +100,7 @@ values = st.recursive(
     {*QWEN, "rope_scaling", "rope_parameters", "sliding_window", "eos_token_id", "layer_types", "hidden_act",
      "quantization_config", "torch_dtype", "text_config", "attention_bias"} - {"architectures"}
 )), values | st.just(LINEAR), max_size=3))  # fmt: skip
-def test_whatever_a_config_holds_it_is_a_model_or_an_error_with_a_reason(
+def test_any_config_gives_a_model_or_an_error_with_a_reason(
     model: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     try:

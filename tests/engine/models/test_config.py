@@ -217,7 +217,7 @@ def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./missing", "~/missing-model", "a/b/c", "missing"])
-def test_what_cannot_be_a_hub_id_is_not_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_cannot_be_a_hub_id_is_not_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(ModelLoadError, match="no directory"):
         resolve_model(name)
@@ -232,7 +232,7 @@ def test_a_download_takes_no_code_and_no_pickle(monkeypatch: pytest.MonkeyPatch,
     assert not any(pattern.endswith((".py", ".bin", ".pt", "*")) for pattern in asked["allow_patterns"])
 
 
-def test_a_pinned_revision_is_what_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_pinned_revision_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(
         "huggingface_hub.snapshot_download",
@@ -254,7 +254,7 @@ def test_a_revision_that_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch)
         resolve_model("owner/name", "v9")
 
 
-def test_a_revision_of_what_is_not_from_the_hub_is_refused(tmp_path: Path) -> None:
+def test_a_revision_of_a_model_that_is_not_from_the_hub_is_refused(tmp_path: Path) -> None:
     for model in ("demo", str(tmp_path)):
         with pytest.raises(ModelLoadError, match="model_revision is 'v1'"):
             resolve_model(model, "v1")

@@ -81,7 +81,7 @@ def test_an_end_that_the_tokenizer_lacks_is_named(tmp_path: Path, caplog: pytest
     ],
     ids=str,
 )
-def test_what_the_tokenizer_names_ends_a_text_too(
+def test_the_end_token_of_the_tokenizer_ends_a_text_too(
     generation: dict[str, Any] | None, config: Any, expected: set[int], tmp_path: Path
 ) -> None:
     save_tokenizer(save_tiny("llama2", tmp_path, eos_token_id=config), "w7")
@@ -92,7 +92,7 @@ def test_what_the_tokenizer_names_ends_a_text_too(
 
 
 @pytest.mark.parametrize("wrong", ["2", [1, "x"], True, 1.5])
-def test_what_is_no_token_id_is_refused(wrong: Any, tmp_path: Path) -> None:
+def test_an_invalid_end_token_is_refused(wrong: Any, tmp_path: Path) -> None:
     (save_tiny("llama2", tmp_path) / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
     with pytest.raises(ModelLoadError, match=r"eos_token_id has .*: expected a token id or a list of them"):
         ModelConfig.from_directory(tmp_path)

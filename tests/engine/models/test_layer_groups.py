@@ -75,7 +75,9 @@ def test_pages_of_a_request() -> None:
         ({"speculation": Speculation(method="draft_model", model="demo")}, "draft model"),
     ],
 )
-def test_what_needs_one_page_table_wins_unless_windows_are_asked_for(settings: dict[str, Any], why: str) -> None:
+def test_a_setting_that_needs_one_page_table_wins_unless_windows_are_asked_for(
+    settings: dict[str, Any], why: str
+) -> None:
     assert why in str(layer_groups(EngineConfig(**settings), model(GEMMA), 8192))
     with pytest.raises(ValueError, match=rf'windowed_kv is "on", but .*{why}'):
         layer_groups(EngineConfig(**settings, windowed_kv="on"), model(GEMMA), 8192)

@@ -53,9 +53,7 @@ def fail_when(engine: Engine, find: Callable[[StepPlan], bool], error: Callable[
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("family", MODELS)
-def test_whatever_step_fails_the_others_and_those_after_it_are_right(
-    family: str, overlap: bool, tmp_path: Path
-) -> None:
+def test_after_a_failure_in_any_step_the_other_steps_are_right(family: str, overlap: bool, tmp_path: Path) -> None:
     model = save_tiny(family, tmp_path)
     right = [oracle_greedy(model, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
     for number in (1, 2, 4, 9):

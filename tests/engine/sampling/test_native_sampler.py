@@ -161,7 +161,7 @@ def test_it_is_taken_where_logits_are_on_a_cpu_and_the_library_was_built(monkeyp
     assert isinstance(sampler_for(EOS, torch.device("cpu")), Sampler)
 
 
-def test_grammars_are_followed_beside_other_rows(sampler: NativeSampler) -> None:
+def test_grammars_are_followed_next_to_other_rows(sampler: NativeSampler) -> None:
     """One row answers in b's, one grammar has failed, and reports come from the model's own logits."""
     logits = torch.randn(4, NUM_TOKENS, generator=torch.Generator().manual_seed(6))
     rows = [

@@ -261,7 +261,7 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_backend("triton", shape, torch.float32, CPU)
 
 
-def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_an_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.attention.triton.find_spec", lambda name: None)
     shape = AttentionShape(4, 2, 64, 16, frozenset({None}))
     with pytest.raises(ValueError, match="pip install triton"):

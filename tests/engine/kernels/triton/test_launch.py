@@ -88,7 +88,7 @@ def threads_change_in_collections() -> Iterator[None]:
     gc.callbacks.remove(let_others_go_on)
 
 
-def test_compilers_that_parse_beside_each_other_do_not_disturb_each_other(
+def test_compilers_that_parse_at_the_same_time_do_not_disturb_each_other(
     threads_change_in_collections: None,
 ) -> None:
     kernels, together = [JITFunction(some_kernel) for _ in range(4)], threading.Barrier(4)
