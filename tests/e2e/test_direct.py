@@ -57,7 +57,9 @@ def test_answers_bear_the_request_s_id_and_errors_are_objects(direct: Service) -
             assert response.json()["error"]["message"] and response.headers["x-request-id"]
 
 
-def test_when_an_ingress_is_killed_the_others_streams_go_on_and_connections_are_answered(direct: Service) -> None:
+def test_when_an_ingress_is_killed_the_others_streams_continue_and_connections_are_answered(
+    direct: Service,
+) -> None:
     """Connections go to both, so that of many streams some are at either. Those of the killed one break."""
 
     async def scenario() -> None:

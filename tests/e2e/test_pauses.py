@@ -45,7 +45,7 @@ def app(service: Service) -> Iterator[App]:
 
 
 @pytest.mark.parametrize("who", ["ingress", "engine"])
-def test_nobody_is_cut_because_a_process_stood_still(app: App, who: str) -> None:
+def test_no_client_is_cut_off_because_a_process_stood_still(app: App, who: str) -> None:
     """Heads, bodies and next requests that come meanwhile are answered, and streams are right, read or unread."""
 
     async def scenario() -> None:

@@ -78,7 +78,7 @@ def test_all_that_share_a_store_are_as_good_and_the_index_keeps_it_once() -> Non
     assert all(isinstance(terms, FetchTerms) for terms in record.terms.values())
 
 
-def test_files_go_on_where_the_device_ends() -> None:
+def test_files_continue_where_the_device_ends() -> None:
     placing = Placing({"a": STORE, "b": STORE})
     placing.placer.replace("a", CHAIN[:100])
     placing.placer.replace(STORE, CHAIN[100:500])

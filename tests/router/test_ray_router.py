@@ -170,7 +170,7 @@ def test_a_call_that_cannot_be_told_to_back_off_is_routed_all_the_same(
 
 
 @pytest.mark.parametrize("prompt", [None, "text", [2**70], [1.5], [None], object()])
-def test_whatever_the_prompt_is_some_replica_is_chosen(router: Any, prompt: Any) -> None:
+def test_a_replica_is_chosen_for_any_prompt(router: Any, prompt: Any) -> None:
     assert flat(chosen(router, pending(prompt=prompt))) == ["a", "b", "c"]
 
 
@@ -215,7 +215,7 @@ def test_a_session_is_followed_when_no_prefix_is_known(router: Any) -> None:
     assert len(homes) == 1 and len(others) > 1
 
 
-def test_a_replica_is_reached_where_and_with_what_keys_it_advertises() -> None:
+def test_a_replica_is_reached_at_the_address_and_with_the_keys_that_it_advertises() -> None:
     (replica,) = replicas("a")
     replica.replica_metadata = WIRE
     assert address_of(replica) == ReplicaAddress("a", "tcp://a:1", "s", 7, "p")
