@@ -165,7 +165,7 @@ def test_a_peer_answers_jobs_and_its_chatter_goes_to_the_log(home: Path) -> None
         peer.stop()
 
 
-def test_a_peer_that_cannot_be_had_says_why(home: Path) -> None:
+def test_a_peer_that_cannot_start_gives_the_reason(home: Path) -> None:
     with pytest.raises(PeerFailed, match=r"absent is not installed in .*: see benchmarks/peers/install\.sh"):
         Peer("absent", home, SETTINGS, home / "log", timeout_s=60)
     (home / "adapter.py").write_text("raise SystemExit('ImportError: no such engine')")

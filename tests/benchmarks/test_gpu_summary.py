@@ -54,7 +54,7 @@ def test_a_kernel_is_shown_next_to_the_best_of_others() -> None:
     assert "bounds: not measured" in report.summary()
 
 
-def test_a_profile_tells_kernels_and_gaps_of_whole_steps() -> None:
+def test_a_profile_shows_kernels_and_gaps_of_whole_steps() -> None:
     """What ran before the first step and in the last one is cut off; a copy beside kernels is no gap."""
     ran = [Ran("prompt", 0, 90)]
     for step in (1000, 2000, 3000):

@@ -175,7 +175,7 @@ def test_only_the_death_of_an_ingress_excuses_a_stream_that_broke_off(
 # --- bounds -------------------------------------------------------------------------------------------------
 
 
-def test_each_new_record_beyond_a_bound_is_told() -> None:
+def test_each_new_record_beyond_a_bound_is_reported() -> None:
     watch = Watch(target=None)  # type: ignore[arg-type]  # it does not look
     for lag in (0.01, MAX_OWN_LAG_S, 2 * MAX_OWN_LAG_S, 1.5 * MAX_OWN_LAG_S):
         watch.see_own_lag("i", lag)

@@ -93,7 +93,7 @@ def test_5_generated_tokens_are_found_by_the_next_turn() -> None:
     client = checked.start(range(9))
     checked.insert(client, 9)
     for token in (60, 61, 62):
-        checked.go_on(client, [token])
+        checked.continue_with(client, [token])
     checked.end(client)
     assert checked.serve([*range(9), 60, 61, 62, 100, 101]) == 12
 
@@ -108,7 +108,7 @@ def test_6_a_step_in_flight_keeps_the_page_it_writes() -> None:
     in_flight = list(client.lease.pages)
     checked.insert(client, 10)  # its whole pages become the tree's
     assert client.lease.pages[10 // 4 :] == in_flight[10 // 4 :]
-    checked.go_on(client, [77])
+    checked.continue_with(client, [77])
     checked.end(client)
     checked.end(other)
 

@@ -83,7 +83,7 @@ def test_blocks_have_their_tokens_and_the_block_before_them() -> None:
     assert events.drain() == [BlocksStored(Tier.DEVICE, blocks[2:], blocks[1], list(range(8, 16)), "")]
 
 
-def test_a_salt_s_blocks_are_not_told_unless_asked_for() -> None:
+def test_a_salt_s_blocks_are_not_reported_unless_asked_for() -> None:
     for salted in (False, True):
         cache = KVCacheManager(16, 4, block_tokens=4)
         events = cache.follow_blocks(salted)
@@ -167,11 +167,11 @@ class SlowToRead(array):  # type: ignore[type-arg]
     """Tokens at which a reader stays until the test lets it go on."""
 
     def __init__(self, *_: Any) -> None:
-        self.is_read, self.goes_on = threading.Event(), threading.Event()
+        self.is_read, self.may_continue = threading.Event(), threading.Event()
 
     def __getitem__(self, key: Any) -> Any:
         self.is_read.set()
-        assert self.goes_on.wait(60)
+        assert self.may_continue.wait(60)
         return super().__getitem__(key)
 
 
@@ -190,7 +190,7 @@ def test_a_reader_that_is_at_work_never_holds_the_engine_up() -> None:
             threads.submit(engine).result(60)
             assert not drained.done()
         finally:
-            tokens.goes_on.set()
+            tokens.may_continue.set()
         stored = drained.result(60)[0]
     assert isinstance(stored, BlocksStored) and stored.blocks[0] == 0
 

@@ -63,9 +63,9 @@ def test_a_fork_continues_next_to_its_first_lease() -> None:
     checked = cache()
     checked.share(SYSTEM)
     client = checked.start([*SYSTEM, 1], SALTED)
-    checked.go_on(client, [2, 3, 4, 5])
+    checked.continue_with(client, [2, 3, 4, 5])
     fork = checked.fork(client, len(SYSTEM) + 2)
-    checked.go_on(fork, [9, 9])  # a fork gets its copy first
+    checked.continue_with(fork, [9, 9])  # a fork gets its copy first
     checked.compute(fork, 4)
     checked.end(client)
     checked.end(fork)
