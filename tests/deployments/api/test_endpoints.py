@@ -144,7 +144,7 @@ def test_an_unknown_path_s_error_names_the_one_that_was_meant(client: Client, as
 
 
 @pytest.mark.parametrize("asked", ["/", "/wp-admin.php", "/" + "completions" * 3000])
-def test_where_no_path_is_like_it_none_is_named(client: Client, asked: str) -> None:
+def test_no_path_is_suggested_where_none_is_similar(client: Client, asked: str) -> None:
     message = client.get(asked).json()["error"]["message"]
     assert "did you mean" not in message and len(message) < 200
 
@@ -174,7 +174,7 @@ def test_options_are_the_methods_of_a_path(client: Client) -> None:
     assert client.request("OPTIONS", "/nope").status_code == 404
 
 
-def test_a_browser_that_asks_for_a_page_s_leave_is_told_the_setting(client: Client) -> None:
+def test_a_refused_preflight_request_names_the_setting(client: Client) -> None:
     asks = {"origin": "https://page.example", "access-control-request-method": "POST"}
     answer = client.request("OPTIONS", "/v1/chat/completions", headers=asks)
     assert answer.status_code == 403 and "ingresses.cors_origins" in answer.json()["error"]["message"]
@@ -186,7 +186,7 @@ def test_too_many_or_too_large_headers(client: Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_says_where_it_ran_and_when_asked_why(
+def test_an_answer_names_its_replica_and_on_request_the_reason(
     client: Client, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.cached = 7

@@ -46,7 +46,7 @@ def test_thoughts_are_a_block(ask: Make, chunk: int, display: str | None) -> Non
         ({"output_config": {"effort": "max"}}, "|high"),
     ],
 )
-def test_a_template_is_told_whether_and_how_much_to_think(ask: Make, change: dict[str, Any], told: str) -> None:
+def test_a_template_gets_whether_and_how_much_to_think(ask: Make, change: dict[str, Any], told: str) -> None:
     it = ask("{{ messages[0].content }} {{ enable_thinking }}|{{ reasoning_effort }}")
     assert prompt(it, [USER], **change) == f"hi {told}"
     assert it.counted(messages=[USER], **change) == len(it.engine.requests[-1].prompt_ids)
@@ -81,7 +81,7 @@ def test_an_answer_may_be_begun(ask: Make) -> None:
     assert it.counted(messages=begun) == message["usage"]["input_tokens"]
 
 
-def test_an_answer_goes_back_as_it_came(ask: Make) -> None:
+def test_an_answer_is_sent_back_unchanged(ask: Make) -> None:
     it = ask(THINKING)
     it.engine.says = 'Hm.</think>I look.<tool_call>{"name": "clock", "arguments": {"zone": "utc"}}</tool_call>'
     for answer in (it.whole(tools=[CLOCK]), it.streamed(tools=[CLOCK])):

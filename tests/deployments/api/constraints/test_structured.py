@@ -234,7 +234,7 @@ def test_verdicts_are_remembered_and_counted() -> None:
     assert run(STRICT, work) == {("hit",): 1, ("miss",): 1, ("rejected",): 2, ("timeout",): 2}
 
 
-def test_engines_are_told_how_much_memory_a_grammar_takes(client: Client, engine: ScriptedEngine) -> None:
+def test_engines_get_the_size_of_the_memory_that_a_grammar_takes(client: Client, engine: ScriptedEngine) -> None:
     sizes = []
     for number in (97, 9973):
         schema = {"type": "integer", "multipleOf": number}

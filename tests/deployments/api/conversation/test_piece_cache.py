@@ -57,7 +57,7 @@ def test_no_memory_means_no_entries() -> None:
 
 
 @pytest.mark.parametrize("num_chars", [80, 400, 4000])
-def test_it_takes_no_more_memory_than_it_says_and_little_less(num_chars: int) -> None:
+def test_it_takes_no_more_memory_than_it_reports_and_little_less(num_chars: int) -> None:
     draw = random.Random(3)
     letters = draw.choices("abcdefgh", k=num_chars)
     texts = ["".join([*draw.sample(letters, 20), *letters]) for _ in range(3000)]

@@ -160,7 +160,7 @@ def test_logprobs_are_those_of_all_generated_tokens(talk: Make) -> None:
         assert "".join(token.token for token in tokens) == it.engine.says + "<|im_end|>"
 
 
-def test_a_conversation_goes_through_a_template_that_knows_tools(talk: Make) -> None:
+def test_a_conversation_with_calls_is_rendered_by_a_template_that_knows_tools(talk: Make) -> None:
     for template, says, calls, result in (
         (
             HERMES,
@@ -186,7 +186,7 @@ def test_a_conversation_goes_through_a_template_that_knows_tools(talk: Make) -> 
         assert calls in it.prompt() and result in it.prompt()
 
 
-def test_a_conversation_goes_into_text_where_the_template_knows_no_tools(talk: Make) -> None:
+def test_a_conversation_with_calls_becomes_text_where_the_template_knows_no_tools(talk: Make) -> None:
     it = talk()
     it.engine.says = HERMES_CALLS
     system = {"role": "system", "content": "Be brief."}

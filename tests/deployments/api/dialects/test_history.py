@@ -75,7 +75,7 @@ def test_reasoning_has_many_names(talk: Make, fields: dict[str, Any]) -> None:
     assert "<think>Look it up.</think>It rains." in it.prompt()
 
 
-def test_an_assistant_may_have_said_nothing(talk: Make) -> None:
+def test_a_message_of_the_assistant_may_be_empty(talk: Make) -> None:
     nothing: list[dict[str, Any]] = [{}, {"content": None}, {"content": ""}, {"content": []}, {"tool_calls": []}]
     for empty in nothing:
         it = talk(HERMES)
@@ -154,7 +154,7 @@ def test_it_is_merged_into_the_first_where_the_template_refuses_it_or_leaves_it_
     assert it.prompt().startswith("<|im_start|>system\nIn French.<|im_end|>")
 
 
-def test_where_it_goes_is_a_setting(talk: Make) -> None:
+def test_a_setting_decides_the_place_of_later_system_messages(talk: Make) -> None:
     it = talk(HERMES, late_system="merge")
     it.whole(messages=LATER)
     assert "Be brief.\n\nIn French." in it.prompt()

@@ -68,7 +68,7 @@ def test_values_without_effect_are_accepted_with_tools_and_without(talk: Make) -
 
 
 @pytest.mark.parametrize("template", [HERMES, LLAMA3, None])
-def test_a_conversation_goes_back_as_it_came(talk: Make, template: str | None) -> None:
+def test_a_conversation_is_sent_back_unchanged(talk: Make, template: str | None) -> None:
     """A result names the function, and not the call: it answers the function's last call."""
     called = {"name": "get_weather", "arguments": ARGUMENTS}
     old = [

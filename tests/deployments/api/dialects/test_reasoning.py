@@ -186,7 +186,7 @@ def test_a_model_that_does_not_think_may_write_the_marks(talk: Make, options: di
     assert answer.usage.completion_tokens_details.reasoning_tokens == 0
 
 
-def test_reasoning_can_be_said_of_any_model(talk: Make) -> None:
+def test_reasoning_can_be_configured_for_any_model(talk: Make) -> None:
     it = talk(reasoning="think")
     it.engine.says = f"{THOUGHT}It is."
     assert it.whole().choices[0].message.content == "It is."

@@ -55,7 +55,9 @@ def test_they_are_named_wherever_they_are(
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-def test_the_setting_refuses_them_or_says_nothing(service: ApiService, path: str, body: dict[str, Any]) -> None:
+def test_the_setting_refuses_unknown_nested_fields_or_ignores_them_silently(
+    service: ApiService, path: str, body: dict[str, Any]
+) -> None:
     strict, silent = client_of(service, "refuse"), client_of(service, "ignore")
     body = sent(body)
     assert strict.post(path, body).status_code == 200

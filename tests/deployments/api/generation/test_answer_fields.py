@@ -180,7 +180,7 @@ QWEN = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
 
 
 @BOTH
-def test_requests_that_say_nothing_are_sampled_as_recommended(
+def test_requests_without_parameters_are_sampled_as_recommended(
     changed: Changed, engine: ScriptedEngine, path: str, body: dict[str, Any]
 ) -> None:
     client = changed(sampling_defaults=QWEN)

@@ -42,7 +42,7 @@ def test_an_answer_in_one_piece(client: Client, engine: ScriptedEngine) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_a_stream_says_the_same_as_an_answer_in_one_piece(
+def test_a_stream_has_the_same_text_as_an_answer_in_one_piece(
     client: Client, engine: ScriptedEngine, chunk: int
 ) -> None:
     engine.chunk, engine.says = chunk, "Grüße, 世界 🌍!"

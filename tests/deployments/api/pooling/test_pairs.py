@@ -200,7 +200,7 @@ def test_too_long_a_document_is_named(judge: Pooled) -> None:
     assert param == "documents.1" and message.startswith("This model's maximum context length is 512 tokens")
 
 
-def test_models_that_cannot_are_told_the_setting(make: Make) -> None:
+def test_an_error_for_a_model_that_cannot_rerank_names_the_setting(make: Make) -> None:
     for path, fields in ((RERANK, {"query": "a", "documents": ["b"]}), (SCORE, {"text_1": "a", "text_2": "b"})):
         param, message = make("generate").refused(path, **fields)
         assert param == "model" and "not to rerank: add rerank to engine.tasks" in message

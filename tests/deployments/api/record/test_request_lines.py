@@ -73,7 +73,7 @@ def test_a_missing_key_is_shown_and_no_key_is(shown: ApiService, lines: list[str
     assert line.startswith("POST /v1/completions 401 ") and "is not known here" in line and "wrong" not in line
 
 
-def test_a_stream_that_ends_with_an_error_says_so(
+def test_the_line_of_a_stream_that_ends_with_an_error_shows_it(
     watched: Client, engine: ScriptedEngine, lines: list[str]
 ) -> None:
     engine.fail_after = (2, ReplicaLost("replica-1", "it died"))

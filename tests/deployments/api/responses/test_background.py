@@ -154,7 +154,7 @@ def test_its_stream_is_read_while_it_runs_and_again_from_any_event(ask: Make) ->
     it.play(scene)
 
 
-def test_there_are_at_most_as_many_as_the_setting_says(ask: Make) -> None:
+def test_no_more_background_responses_run_than_configured(ask: Make) -> None:
     it = ask()
     it.engine.hangs = True
     service = replace(it.talk.service, responses=KeptResponses(ResponseSettings(max_background=2)))

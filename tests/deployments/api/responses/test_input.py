@@ -194,7 +194,7 @@ def test_the_oldest_turns_are_left_out_where_the_client_lets_them(ask: Make) -> 
     assert len(it.engine.requests[-1].prompt_ids) > 3000, "as few as possible"
 
 
-def test_a_template_hears_how_much_to_think_and_say(ask: Make) -> None:
+def test_a_template_gets_the_effort_and_the_verbosity(ask: Make) -> None:
     it = ask("{{ reasoning_effort }} {{ verbosity }} {{ messages[0].content }}")
     it.whole(reasoning={"effort": "low"}, text={"verbosity": "high"})
     assert it.talk.prompt().startswith("low high")

@@ -98,7 +98,7 @@ def test_a_request_of_codex_is_answered(ask: Make, chunk: int) -> None:
     assert (streamed.type, streamed.input) == ("custom_tool_call", TEXT)
 
 
-def test_the_turn_goes_back_as_it_came(ask: Make) -> None:
+def test_the_turn_is_sent_back_unchanged(ask: Make) -> None:
     it = ask(HERMES)
     it.engine.says = called("apply_patch", input=TEXT)
     output = it.whole(**CODEX)["output"]
