@@ -188,7 +188,7 @@ def test_tokens_that_turn_out_to_be_cached_are_refunded() -> None:
     assert sent["cached"] == pytest.approx(10 * sent["cold"], rel=0.15)
 
 
-def test_bounds_say_whose_they_are_and_a_tenants_first_request_always_fits() -> None:
+def test_errors_name_the_owner_of_a_bound_and_a_tenants_first_request_always_fits() -> None:
     queue: FairQueue[str] = FairQueue({}, BOUNDED)
     queue.push(entry("a", 60))
     with pytest.raises(AdmissionQueueFull, match="as many of your prompt tokens are waiting as may, 100 ") as full:

@@ -109,11 +109,11 @@ def test_a_batch_whose_process_was_killed_resumes_where_its_answers_end(desk: De
     kept = {json.loads(line)["custom_id"] for line in partial.read_text().splitlines()[1:]}
     api = Shuffling()
 
-    async def go_on() -> None:
+    async def resume_batch() -> None:
         async with desk.worker(api):
             await desk.until_ended(name)
 
-    asyncio.run(go_on())
+    asyncio.run(resume_batch())
     assert len(kept) == 7 and set(api.prompts) == set(NAMES) - kept
     assert list(desk.answers(name)) == NAMES and desk.find(name).status == "completed"
     assert sorted(path.name for path in desk.place(name).iterdir()) == ["lock", "state.json"]

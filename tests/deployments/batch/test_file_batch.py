@@ -103,7 +103,7 @@ def test_ignored_fields_of_a_request_are_named_in_its_line_and_stay_there(tmp_pa
     assert [line["response"] for line in read_output(folder.output)] == found
 
 
-def test_the_progress_is_told_as_answers_come(tmp_path: Path) -> None:
+def test_the_progress_is_reported_as_answers_come(tmp_path: Path) -> None:
     folder = Folder(tmp_path, "nonsense", *LINES[:3])
     folder.run(Shuffling(failing=frozenset({"r1"})))
     done = [done for done, _, _ in folder.progress]

@@ -99,7 +99,7 @@ def test_an_api_with_few_places_is_filled_and_not_flooded() -> None:
     assert len(api.refused_at) < 60 + 400 / 3
 
 
-def test_an_api_that_takes_nothing_is_asked_when_it_says() -> None:
+def test_an_api_without_capacity_is_asked_again_when_its_retry_after_ends() -> None:
     api = Api(capacity=0, retry_after_s=7.0)
 
     async def scenario() -> None:

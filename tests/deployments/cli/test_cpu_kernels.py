@@ -128,7 +128,7 @@ def test_info_about_a_gpu_shows_what_would_run_and_what_to_install(monkeypatch: 
     assert "not flash_attn" not in attention_text(SHAPE, torch.bfloat16, "cuda")
 
 
-def test_of_this_machines_gpu_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_about_this_machines_gpu_gives_the_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Hopper GPU takes FlashAttention for prompts, and our own kernels for a model with soft caps."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))

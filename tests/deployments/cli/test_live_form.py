@@ -44,7 +44,7 @@ def moved(args: dict[str, Any], *deployments: dict[str, Any]) -> tuple[dict[str,
     return found["args"], {entry["name"]: entry for entry in found["deployments"]}
 
 
-def test_all_that_is_live_goes_to_the_ingress_and_the_level_to_the_hub_too() -> None:
+def test_all_live_settings_go_to_the_ingress_and_the_log_level_also_to_the_hub() -> None:
     args, entries = moved({**LIVE, "engine": {"page_size": 8}})
     assert args == {"engine": {"page_size": 8}}
     assert entries == {
@@ -174,7 +174,7 @@ def test_deploy_check_passes_a_good_file() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_deploy_says_when_there_is_no_file(tmp_path: Path) -> None:
+def test_deploy_reports_a_missing_file(tmp_path: Path) -> None:
     result = raydix("deploy", str(tmp_path / "none.yaml"))
     assert result.returncode == 2 and "cannot read" in result.stderr
 

@@ -203,7 +203,7 @@ def test_a_quantized_checkpoint_is_planned_as_it_is(tmp_path: Path) -> None:
     assert weights["int4"] < facts.num_parameters * 2
 
 
-def test_a_config_that_is_empty_or_missing_is_said_to_be(tmp_path: Path) -> None:
+def test_an_empty_or_missing_config_is_reported(tmp_path: Path) -> None:
     (tmp_path / "empty.json").touch()
     with pytest.raises(UserError, match=r"empty\.json is not readable JSON: it is empty"):
         plan("Llama-3.1-8B", "--config", tmp_path / "empty.json")
@@ -211,7 +211,7 @@ def test_a_config_that_is_empty_or_missing_is_said_to_be(tmp_path: Path) -> None
         plan("Llama-3.1-8B", "--config", tmp_path / "nope.json")
 
 
-def test_where_eight_bits_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_shows_where_eight_bits_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     rows = {
         cells[1].strip(): line for line in plan("Llama-3.1-8B").splitlines() if len(cells := line.split("│")) > 2

@@ -28,7 +28,9 @@ def test_without_a_file_it_serves_the_models_of_the_shipped_file(
     assert load(None, Overrides()) == shipped
 
 
-def test_a_file_here_goes_before_the_built_in_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_in_the_directory_takes_precedence_over_the_built_in_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "deployments.yaml").write_text("applications: [{name: mine, import_path: 'a:b'}]")
     monkeypatch.chdir(tmp_path)
     assert load(None, Overrides())["applications"] == [{"name": "mine", "import_path": "a:b"}]

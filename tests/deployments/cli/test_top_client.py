@@ -139,7 +139,7 @@ def test_a_page_that_no_key_opens_asks_for_none(closed: ApiService) -> None:
     assert "--key" not in str(refused.value)
 
 
-def test_a_wrong_key_is_said(closed: ApiService) -> None:
+def test_a_wrong_key_is_reported(closed: ApiService) -> None:
     without_tenants = dataclasses.replace(closed, access=AccessControl())
     for service in (closed, without_tenants):
         with pytest.raises(TopClientError, match=r"cluster/status refuses this key: .*Check --key-env") as refused:

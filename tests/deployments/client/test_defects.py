@@ -58,13 +58,13 @@ GIVING_BACK = [(Placer, "release"), (Fleet, "release"), (WireConnection, "abort"
 
 async def migrated(client: RemoteEngines, engines: InProcessEngines, request_id: str) -> Stream:
     """Return a stream, to its end, whose replica is lost after its first token: no engine goes on before that."""
-    with held_after_one_token(engines) as let_go_on:
+    with held_after_one_token(engines) as release:
         stream = await client.generate(request(request_id, max_tokens=NUM_TOKENS))
         try:
             await anext(stream)
             placed = next(replica for replica in engines.replicas if replica.replica == stream.replica)
             placed.wire.fail_all("its engine ended")
-            let_go_on()
+            release()
             async for _ in stream:
                 pass
             return stream
@@ -76,7 +76,7 @@ async def migrated(client: RemoteEngines, engines: InProcessEngines, request_id:
 def held_after_one_token(engines: InProcessEngines) -> Iterator[Callable[[], None]]:
     """Yield what lets the engines go on, which also happens in the end."""
 
-    def let_go_on() -> None:
+    def release() -> None:
         for runner in engines.runners:
             runner.gate.set()
 
@@ -84,9 +84,9 @@ def held_after_one_token(engines: InProcessEngines) -> Iterator[Callable[[], Non
         runner.free_tokens = 1
         runner.gate.clear()
     try:
-        yield let_go_on
+        yield release
     finally:
-        let_go_on()
+        release()
 
 
 @pytest.mark.parametrize(("when", "hedges"), [("before", False), ("after", False), ("before", True)])

@@ -31,7 +31,7 @@ def check(timings: dict[str, Any]) -> None:
     assert timings["admission_s"] <= timings["queue_s"]
 
 
-def test_a_whole_answer_says_where_its_time_went() -> None:
+def test_a_whole_answer_reports_the_time_of_its_phases() -> None:
     async def scenario() -> None:
         async with api_over() as api:
             api.engines.runners[0].step_s = 0.01

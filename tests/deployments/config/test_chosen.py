@@ -185,7 +185,7 @@ def test_several_models_get_an_engine_each() -> None:
         choose([{"engine": models[0]["engine"]}, {"engine": models[1]["engine"]}], machine(1), facts)
 
 
-def test_autoscaling_and_roles_say_how_many_there_are() -> None:
+def test_autoscaling_and_roles_determine_the_number_of_engines() -> None:
     scaled = chosen({"engine": {"model": SMALL}, "engines": {"autoscaling": {"min": 1, "max": 3}}}, machine(8))
     assert "count" not in scaled.args["engines"]
 
@@ -213,7 +213,7 @@ def test_unknown_hardware_is_refused_unless_the_device_is_given() -> None:
     assert (setting(given, "engines.count"), setting(given, "engines.num_gpus")) == (1, 1)
 
 
-def test_unknown_sizes_choose_one_gpu_and_say_so() -> None:
+def test_unknown_sizes_choose_one_gpu_with_the_reason() -> None:
     for args, on, said in (
         ({"engine": {"model": "elsewhere"}}, machine(2), "files are not here"),
         ({"engine": {"model": LARGE}}, machine(2, None), "memory is not known"),
@@ -237,7 +237,7 @@ def test_engines_of_a_cluster_lie_on_one_node_each() -> None:
     assert (setting(large, "engine.tensor_parallel_size"), setting(large, "engines.count")) == (2, 2)
 
 
-def test_threads_are_said_as_a_replica_will_find_them() -> None:
+def test_the_shown_threads_are_those_that_a_replica_will_find() -> None:
     given = chosen({"engines": {"num_cpus": 3}}, machine(0))
     assert setting(given, "engine.threads") == 3
     many = chosen({"engines": {"count": 3}}, machine(0, cores=16))

@@ -74,9 +74,9 @@ def test_a_client_that_reads_nothing_for_too_long_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(("per_second", "is_ended"), [(0.4, True), (0.6, False)])
-@pytest.mark.parametrize("goes_on", [True, False], ids=["more is written", "nothing more is written"])
+@pytest.mark.parametrize("continues", [True, False], ids=["more is written", "nothing more is written"])
 def test_a_client_that_reads_less_than_the_rate_is_given_up(
-    per_second: float, is_ended: bool, goes_on: bool
+    per_second: float, is_ended: bool, continues: bool
 ) -> None:
     """Whatever is written meanwhile, and however little that is, as long as something waits."""
 
@@ -85,7 +85,7 @@ def test_a_client_that_reads_less_than_the_rate_is_given_up(
         await written(writes, 200)
         watch.begin()
         for _ in range(5):
-            if goes_on:
+            if continues:
                 await written(writes, 5)
             await asyncio.sleep(UNREAD_S / 5)
         await asyncio.sleep(1)
@@ -136,8 +136,8 @@ def test_a_connection_that_is_to_be_closed_is_watched_too() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("goes_on", [True, False], ids=["more is written", "nothing more is written"])
-def test_a_client_that_reads_slowly_is_not_given_up(goes_on: bool) -> None:
+@pytest.mark.parametrize("continues", [True, False], ids=["more is written", "nothing more is written"])
+def test_a_client_that_reads_slowly_is_not_given_up(continues: bool) -> None:
     """What is unread may grow meanwhile."""
 
     async def scenario() -> None:
@@ -145,7 +145,7 @@ def test_a_client_that_reads_slowly_is_not_given_up(goes_on: bool) -> None:
         await written(writes, 1000)
         watch.begin()
         for _ in range(90):
-            if goes_on:
+            if continues:
                 await written(writes, 100)
             await asyncio.sleep(10)
         assert transport.aborted_at is None

@@ -36,7 +36,7 @@ def emptied(
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def retries_are_immediate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_reset, "RETRY_S", 0.0)
 
 
@@ -48,7 +48,7 @@ def test_a_replica_that_is_reached_later_is_asked_again() -> None:
     assert emptied([{"a", "b"}], [[("a", 3)], [("a", 1), ("b", 2)]]) == {"a": 4, "b": 2}
 
 
-def test_an_ingress_that_knows_no_replica_yet_does_not_say_that_all_is_done() -> None:
+def test_an_ingress_that_knows_no_replica_yet_does_not_report_that_all_is_done() -> None:
     assert emptied([set(), {"a"}], [[], [("a", 3)]]) == {"a": 3}
 
 
@@ -62,7 +62,7 @@ def test_replicas_that_still_end_their_streams_empty_their_caches() -> None:
     assert emptied([{"a"}], [[], [("a", 3)]], states=["draining"]) == {"a": 3}
 
 
-def test_a_controller_that_does_not_answer_does_not_say_that_there_is_no_cache() -> None:
+def test_a_controller_that_does_not_answer_does_not_mean_that_there_is_no_cache() -> None:
     assert emptied([set(), {"a"}], [[], [("a", 3)]], states=[None]) == {"a": 3}
 
 

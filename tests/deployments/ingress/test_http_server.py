@@ -420,7 +420,7 @@ def test_new_limits_bound_the_connections_that_come_then() -> None:
 
 @pytest.mark.parametrize("framing", [b"content-length: 9", b"transfer-encoding: chunked"])
 @pytest.mark.parametrize("more", [b"", b"rest"], ids=["the body never comes", "the body comes meanwhile"])
-def test_an_answer_before_the_body_says_that_the_connection_ends(framing: bytes, more: bytes) -> None:
+def test_an_answer_before_the_body_announces_the_end_of_the_connection(framing: bytes, more: bytes) -> None:
     """Else a client that keeps its connection would send its next request on one that is closed."""
     rest = more and (b"123456789" if b"length" in framing else b"1\r\na\r\n0\r\n\r\n")
 
@@ -463,7 +463,7 @@ def test_a_client_that_reads_less_than_the_rate_is_given_up() -> None:
     asyncio.run(scenario())
 
 
-def test_a_client_of_a_stream_in_which_nothing_is_said_is_not() -> None:
+def test_a_client_of_a_silent_stream_is_not_given_up() -> None:
     async def scenario() -> None:
         api = Api()
         async with serving(api, unread_s=0.05, min_bytes_per_s=1e12) as (port, _):

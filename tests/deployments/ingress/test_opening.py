@@ -87,7 +87,7 @@ def test_an_ingress_takes_over_when_the_last_other_one_ends_though_it_lacks_engi
     asyncio.run(scenario())
 
 
-def test_an_ingress_whose_engines_never_come_listens_in_the_end_and_says_why(
+def test_an_ingress_whose_engines_never_come_finally_listens_and_gives_the_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:

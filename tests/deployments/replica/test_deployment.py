@@ -164,7 +164,7 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_f
     assert threads and threading.main_thread() not in threads
 
 
-def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> None:
+def test_an_engine_knows_the_tenant_of_a_request_and_lets_tenants_take_turns() -> None:
     """The batch has one place, and three requests of one tenant arrive before one of another tenant."""
     engines = InProcessEngines(
         1, WireTimings(absent_ingress_s=60), max_running=1, policy="fair", fair_quantum_tokens=1

@@ -112,8 +112,8 @@ def test_quantiles_of_nothing_of_the_last_bucket_and_of_a_counter_that_restarted
     assert Interval(same, same, 1.0).quantile("h", 0.5) is None
     assert Interval(None, parsed("# TYPE raydix_h histogram"), None).quantile("h", 0.5) is None
     assert Interval(None, histogram(m="0008"), None).quantile("h", 0.99) == 4.0
-    anew = Interval(histogram(m=9999), histogram(m=2222), 1.0)
-    assert anew.quantile("h", 0.5) == pytest.approx(0.5)
+    restarted = Interval(histogram(m=9999), histogram(m=2222), 1.0)
+    assert restarted.quantile("h", 0.5) == pytest.approx(0.5)
 
 
 def test_quantiles_are_given_for_several_models_together_and_for_one() -> None:

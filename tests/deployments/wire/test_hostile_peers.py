@@ -201,7 +201,7 @@ def test_a_malformed_message_of_a_replica_is_counted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNWELCOME)
-def test_nothing_is_taken_from_a_replica_that_has_not_said_which_it_is(name: str) -> None:
+def test_nothing_is_accepted_from_a_replica_that_has_not_identified_itself(name: str) -> None:
     connection, listener = asyncio.run(say_to_ingress([UNWELCOME[name]]))
     assert sum(connection.counts.values()) == 1
     assert connection.counts["malformed"] == 0

@@ -66,7 +66,7 @@ def test_a_stream_is_sent_again_from_the_last_token_received() -> None:
     assert (output.start, output.token_ids, output.finish_reason) == (1, [2, 3], "length")
 
 
-def test_an_empty_delta_tells_that_a_request_was_accepted_unless_tokens_told_it() -> None:
+def test_an_empty_delta_reports_an_accepted_request_unless_tokens_did() -> None:
     logs = Outbox()
     for request_id in ("slow", "fast"):
         logs.open(request_id, "ingress")

@@ -270,7 +270,7 @@ def test_a_request_is_accepted_with_an_empty_delta_and_counted_for_all_ingresses
     assert load_at(one, lambda load: load.dispatches_seen == 7).num_own == 1
 
 
-def test_a_refusal_says_why_and_leaves_nothing(server: WireServer, peer: Peer, requests: Requests) -> None:
+def test_a_refusal_gives_the_reason_and_leaves_nothing(server: WireServer, peer: Peer, requests: Requests) -> None:
     ingress = peer()
     ingress.send(hello())
     requests.accepts = False

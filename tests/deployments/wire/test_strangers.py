@@ -73,7 +73,7 @@ def test_a_peer_without_a_key_is_not_heard(
     check_that_an_ingress_is_served(server, context)
 
 
-def test_a_connection_that_says_nothing_is_ended(server: WireServer) -> None:
+def test_a_silent_connection_is_ended(server: WireServer) -> None:
     with raw_peer.connect(server) as silent:
         raw_peer.wait_for_end(silent)
 

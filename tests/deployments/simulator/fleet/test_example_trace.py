@@ -26,7 +26,7 @@ def test_it_has_prefixes_that_conversations_share_and_continue() -> None:
     assert any(other[: len(blocks)] == blocks for blocks in full for other in prompts - {blocks}), "no second turn"
 
 
-def test_the_page_knows_how_large_it_is() -> None:
+def test_the_page_states_the_number_of_its_requests() -> None:
     page = (Path(__file__).parents[4] / "docs" / "routing.md").read_text(encoding="utf-8")
     assert f"{len(read_trace(EXAMPLE).requests):,} requests" in page
 

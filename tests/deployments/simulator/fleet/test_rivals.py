@@ -55,7 +55,7 @@ def test_round_robin_takes_turns() -> None:
     assert [first(policy, query(), fleet) for _ in range(4)] == ["a", "b", "c", "a"]
 
 
-def test_of_two_the_less_busy_is_taken() -> None:
+def test_power_of_two_chooses_the_less_busy_of_two() -> None:
     fleet = [candidate("a", num_running=5), candidate("b", num_running=1)]
     assert {first(PowerOfTwoPolicy(), query(), fleet) for _ in range(10)} == {"b"}
 

@@ -113,7 +113,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "nothing follows its header"),
     ],
 )
-def test_a_file_without_requests_is_said_to_hold_none(tmp_path: Path, content: bytes, why: str) -> None:
+def test_a_file_without_requests_is_refused_with_the_reason(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "t").write_bytes(content)
     with pytest.raises(TraceError, match=rf"t holds no requests: {why}\. Expected a JSON object .* CSV"):
         read_trace(tmp_path / "t")
