@@ -52,7 +52,7 @@ def test_emptying_is_work_for_an_idle_loop() -> None:
     script.loop.stop()
 
 
-def test_a_loop_that_has_ended_empties_nothing_and_says_so() -> None:
+def test_a_loop_that_has_ended_empties_nothing_and_raises_an_error() -> None:
     script = Script()
     script.loop.stop()
     with pytest.raises(EngineStopped, match="stopping"):

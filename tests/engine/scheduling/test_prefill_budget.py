@@ -196,7 +196,7 @@ def test_a_step_that_is_held_up_at_first_does_not_keep_prompts_waiting() -> None
     assert max(map(len, waits)) <= 100 and sum(times) < 5
 
 
-def test_prompts_of_one_size_tell_their_fixed_cost_from_that_of_their_tokens_no_less() -> None:
+def test_prompts_of_one_size_also_separate_the_fixed_cost_from_the_cost_of_tokens() -> None:
     """Requests of 40 prompt tokens come one by one, and later a long prompt."""
     machine = Machine()
     for _ in range(200):
