@@ -106,7 +106,7 @@ def test_vllm_gets_the_generation_of_kernels_that_the_gpu_has(install: Install) 
 
 
 @pytest.mark.parametrize("first", range(len(MODULES)))
-def test_the_first_that_imports_is_taken(install: Install, first: int) -> None:
+def test_the_first_package_that_imports_is_used(install: Install, first: int) -> None:
     doubles = [install(module) for module in MODULES[first:]]
     case = Paged([(12, 1)], Heads(2, 1, 8), 256, None, BF16)
     case.attend(FlashAttention(case.shape))
@@ -192,7 +192,7 @@ def test_it_runs_on_gpus_in_half_precision_only(install: Install) -> None:
     assert FlashAttention.unavailable(replace(SHAPE, kv_dtype=BF16), BF16, CUDA) is None
 
 
-def test_scores_that_its_calls_do_not_say_are_refused(install: Install) -> None:
+def test_scores_that_its_calls_do_not_support_are_refused(install: Install) -> None:
     """Soft caps (Gemma 2) and sinks (gpt-oss) are not among the arguments: they would be left out."""
     install("flash_attn_interface")
     for shape, what in (
@@ -210,7 +210,7 @@ def test_an_error_names_the_package_to_install_if_it_is_asked_for_and_missing(in
         choose_backend("flash_attn", SHAPE, BF16, CUDA)
 
 
-def test_a_package_that_is_broken_says_how(
+def test_a_broken_package_is_reported_with_the_cause(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A package built for another torch fails when it is imported, and the backend says how."""

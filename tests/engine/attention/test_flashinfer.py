@@ -141,7 +141,7 @@ def test_an_error_names_the_package_to_install_if_it_is_asked_for_and_missing(in
         choose_backend("flashinfer", SHAPE, BF16, CUDA)
 
 
-def test_one_that_is_broken_or_too_old_says_so(
+def test_a_broken_or_too_old_package_is_reported(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "flashinfer")

@@ -84,7 +84,7 @@ def test_engines_share_the_cores_that_the_ingress_leaves(num_engines: int, cores
 @pytest.mark.parametrize(
     ("said", "threads"), [("3", 3), ("5,2", 5), (" 6 ", 6), ("", None), ("0", None), ("x", None)]
 )
-def test_omp_num_threads_goes_first(monkeypatch: pytest.MonkeyPatch, said: str, threads: int | None) -> None:
+def test_omp_num_threads_takes_precedence(monkeypatch: pytest.MonkeyPatch, said: str, threads: int | None) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", said)
     assert default_threads() == (threads or usable_cores())
 

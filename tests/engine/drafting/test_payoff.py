@@ -74,7 +74,7 @@ def test_a_long_run_of_luck_or_of_none_stays_a_number(num_accepted: int) -> None
     assert payoff.num_worthwhile(1e-9, most=8) >= (8 if num_accepted else 0)
 
 
-def test_draft_tokens_after_the_first_wrong_one_say_nothing() -> None:
+def test_draft_tokens_after_the_first_wrong_one_do_not_count() -> None:
     short, long = Payoff(), Payoff()
     short.verified(2, 1)
     long.verified(9, 1)

@@ -267,7 +267,7 @@ def test_steps_report_how_many_draft_tokens_they_held() -> None:
     assert all(step.phase == "decode" for step in stats[1:])
 
 
-def test_an_engine_at_rest_says_so_however_short_its_last_step_was() -> None:
+def test_an_idle_engine_reports_it_however_short_its_last_step_was() -> None:
     """The step after the last one is planned with its result: there is none, and nothing remains to report."""
     script = Script(num_pages=400, overlap=True, drafter=NgramDrafter())
     script.loop.clock = lambda: 0.0  # all within a moment

@@ -44,7 +44,7 @@ def model(tmp_path: Path) -> Path:
     return write(METADATA, tmp_path / "model.gguf")
 
 
-def test_its_metadata_say_where_texts_end_and_how_to_sample(tmp_path: Path) -> None:
+def test_its_metadata_give_the_end_tokens_and_the_sampling_defaults(tmp_path: Path) -> None:
     """Numbers are the decimals that were meant, not the 32 bits in which they are stored."""
     sampling = {"top_k": 20, "top_p": 0.95, "temp": 0.6, "penalty_repeat": 1.05, "mirostat": 2}
     stated = {f"general.sampling.{name}": value for name, value in sampling.items()}
@@ -103,7 +103,7 @@ def test_a_directory_with_safetensors_is_used_as_before(model: Path) -> None:
     assert resolve_model(str(model.parent)) == model.parent
 
 
-def test_a_directory_with_several_does_not_say_which(model: Path) -> None:
+def test_a_directory_with_several_models_is_refused(model: Path) -> None:
     other = shutil.copy(model, model.with_name("other.gguf"))
     with pytest.raises(ModelLoadError, match=r"holds 2 models in GGUF, .*model\.gguf, other\.gguf; name the file"):
         resolve_model(str(model.parent))

@@ -204,7 +204,7 @@ def test_invalid_or_unknown_metadata_is_refused(
         load_runner(path)
 
 
-def test_keys_that_say_nothing_are_left_out(tmp_path: Path) -> None:
+def test_keys_without_effect_are_ignored(tmp_path: Path) -> None:
     path = write_gguf(
         save_tiny("llama2", tmp_path / "model"), tmp_path / "model.gguf",
         keys={"expert_count": 0, "attention.causal": True, "rope.scaling.finetuned": False, "new_flag": False},

@@ -20,7 +20,7 @@ from tests.engine.support.gguf_files import FileOfBytes, array, entry, key, text
 ARCHITECTURE = key("general.architecture", 8, "llama")
 
 
-def test_a_header_says_its_keys_and_where_its_tensors_lie(tmp_path: Path) -> None:
+def test_a_header_gives_the_keys_and_the_places_of_tensors(tmp_path: Path) -> None:
     sound = FileOfBytes(
         keys=[
             ARCHITECTURE,

@@ -75,8 +75,8 @@ def test_the_end_is_allowed_exactly_when_the_grammar_is_satisfied() -> None:
 def test_ends_that_are_forbidden_are_allowed_when_nothing_else_is() -> None:
     open_end, closed = constraint(Grammar("regex", "ab*")), constraint(Grammar("regex", "ab"))
     rows = [row(open_end, ids("a"), min_tokens=9), row(closed, ids("ab"), min_tokens=9)]
-    may_go_on, must_end = allowed(*rows)
-    assert EOS not in may_go_on and ids("b")[0] in may_go_on
+    may_continue, must_end = allowed(*rows)
+    assert EOS not in may_continue and ids("b")[0] in may_continue
     assert must_end == {EOS}
 
 

@@ -220,7 +220,7 @@ def test_where_nothing_may_follow_the_request_ends_and_its_error_quotes_the_outp
     assert outputs[3] == undisturbed(model, "schema", 0, 1.0)
 
 
-def test_min_tokens_as_far_as_the_grammar_goes(model: Path) -> None:
+def test_min_tokens_hold_up_to_the_end_of_the_grammar(model: Path) -> None:
     run = Run(engine(model))
     open_end, closed = Grammar("regex", "a[bc]*"), Grammar("regex", "ab")
     run.add(params("none", grammar=open_end, min_tokens=12, logit_bias={EOS: 50.0}))

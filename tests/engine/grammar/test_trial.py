@@ -90,7 +90,7 @@ def test_a_process_that_is_killed_as_it_starts_is_started_again(
     assert len(started) == 2
 
 
-def test_a_process_that_others_kill_as_it_tries_says_nothing_of_the_grammar(trial: Trial) -> None:
+def test_a_trial_process_that_others_kill_gives_no_verdict_on_the_grammar(trial: Trial) -> None:
     trial.check(FINE)
     assert trial.pid is not None
     os.kill(trial.pid, signal.SIGSTOP)
@@ -100,9 +100,9 @@ def test_a_process_that_others_kill_as_it_tries_says_nothing_of_the_grammar(tria
         assert checking.result().compiled_bytes > 0
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("continues", [True, False])
 def test_a_process_that_stands_still_is_given_up_unless_this_one_stood_still_too(
-    goes_on: bool, monkeypatch: pytest.MonkeyPatch
+    continues: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two hours pass between two readings of the clock, as if all were frozen, or half a second does."""
     monkeypatch.setattr("engine.grammar.trial._TIMEOUT_S", 3.0)
@@ -112,8 +112,8 @@ def test_a_process_that_stands_still_is_given_up_unless_this_one_stood_still_too
         nonlocal now, readings
         readings += 1
         if is_frozen:
-            now += 7200.0 if goes_on else STILL_S
-        if goes_on and readings == 4:
+            now += 7200.0 if continues else STILL_S
+        if continues and readings == 4:
             assert trial.pid is not None
             os.kill(trial.pid, signal.SIGCONT)
         return now
@@ -123,7 +123,7 @@ def test_a_process_that_stands_still_is_given_up_unless_this_one_stood_still_too
     assert trial.pid is not None
     os.kill(trial.pid, signal.SIGSTOP)
     is_frozen, readings = True, 0
-    if goes_on:
+    if continues:
         assert trial.check(FINE).compiled_bytes
     else:
         with pytest.raises(TooComplex):

@@ -105,7 +105,7 @@ def test_long_prompts_get_the_tokens_of_steps_without_graphs(model: Path) -> Non
     assert recording.num_replayed and {len(tokens) for tokens in expected.values()} == {30}
 
 
-def test_a_step_says_whether_it_was_replayed(model: Path) -> None:
+def test_a_step_reports_whether_it_was_replayed(model: Path) -> None:
     runner, _ = graphed(config_for(model))
 
     def replayed(*requests: Request) -> bool:

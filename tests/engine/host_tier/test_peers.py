@@ -71,7 +71,7 @@ def test_only_missing_pages_are_fetched(engine: Make) -> None:
 
 
 @pytest.mark.parametrize(("num_tokens", "num_pages"), [(0, 0), (3, 0), (11, 2), (40, 10), (10**9, 10), (-5, 0)])
-def test_as_much_is_asked_for_as_the_prompt_has_and_the_source_is_said_to_have(
+def test_no_more_is_asked_for_than_the_prompt_has_and_the_source_reports(
     engine: Make, num_tokens: int, num_pages: int
 ) -> None:
     _, receiver, peers = pair(engine)
@@ -80,7 +80,7 @@ def test_as_much_is_asked_for_as_the_prompt_has_and_the_source_is_said_to_have(
     assert receiver.num_computed(name) == 42 - 4 * num_pages
 
 
-def test_a_source_that_has_less_than_is_said_gives_that(engine: Make) -> None:
+def test_a_source_that_has_less_than_reported_gives_its_part(engine: Make) -> None:
     source, receiver, peers = pair(engine)
     name = ask(receiver, [*A[:22], *range(800, 820)], source=WHOLE)
     assert receiver.num_computed(name) == 42 + 1 - 20

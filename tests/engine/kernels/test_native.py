@@ -117,7 +117,7 @@ def missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYDIX_NATIVE_LIBRARY", str(tmp_path / "none.so"))
 
 
-def test_without_the_library_reference_is_taken_and_the_log_says_why(
+def test_without_the_library_reference_is_used_and_the_log_gives_the_reason(
     missing: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):

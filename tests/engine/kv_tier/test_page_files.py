@@ -165,7 +165,7 @@ def held(files: PageFiles) -> set[int]:
     return set(files.log.snapshot())
 
 
-def test_routers_are_told_of_every_block_in_the_files(tmp_path: Path) -> None:
+def test_every_block_in_the_files_is_reported_to_routers(tmp_path: Path) -> None:
     files = opened(tmp_path, num_pages=4)
     for number in range(4):
         files.write(key(number), pieces(number), (2 * number, 2 * number + 1, 2**64 - 1 - number))
@@ -196,7 +196,7 @@ def test_pages_that_others_have_written_are_reported_newest_first(tmp_path: Path
 
 
 @pytest.mark.parametrize("spoil", [cut, emptied, longer])
-def test_a_file_without_whole_blocks_is_told_as_nothing(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def test_a_file_without_whole_blocks_is_not_reported(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     opened(tmp_path).write(key(1), pieces(1), (1, 2))
     spoil(tmp_path / "00" / f"{key(1).hex()}.kv")
     files = opened(tmp_path)

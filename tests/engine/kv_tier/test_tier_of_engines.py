@@ -214,7 +214,7 @@ def test_a_restarted_engine_reports_the_pages_in_its_directory_to_routers(model:
         engine.close()
 
 
-def test_programs_of_others_are_told_of_blocks_in_files(model: Path, directory: Path) -> None:
+def test_blocks_in_files_are_reported_to_programs_of_others(model: Path, directory: Path) -> None:
     engine = engine_with_files(model, directory)
     events = engine.runner.lower_tier.log.events = engine.cache.follow_blocks()
     answers(engine)

@@ -45,7 +45,7 @@ def test_pages_take_a_byte_a_number_and_are_read_by_reference(tmp_path: Path) ->
     assert rounded.with_pages(3).kv_dtype == FP8
 
 
-def test_the_native_kernels_say_that_they_cannot() -> None:
+def test_the_native_kernels_refuse_pages_of_eight_bits() -> None:
     shape = AttentionShape(4, 2, 64, 16, frozenset({None}), FP8)
     with pytest.raises(ValueError, match="only pages of the model's type"):
         choose_backend("native", shape, torch.float32, CPU)

@@ -160,7 +160,9 @@ def test_nothing_is_proposed_where_nothing_helps() -> None:
             room(4, **settings)
 
 
-def test_a_step_that_does_not_fit_says_which_settings_make_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_for_a_step_that_does_not_fit_names_the_settings_that_make_it_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def no_room(_pages: int) -> Any:
         raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
 

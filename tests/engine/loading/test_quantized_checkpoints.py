@@ -398,7 +398,7 @@ def test_a_broken_checkpoint_is_explained(name: str, tmp_path: Path) -> None:
         load(model)
 
 
-def test_superfluous_zero_biases_are_no_fault(tmp_path: Path) -> None:
+def test_unneeded_zero_biases_are_accepted(tmp_path: Path) -> None:
     model = MAKERS["gptq 1"](tmp_path).quantized
     rewrite(model, lambda t: t.update({f"{FIRST}.bias": torch.zeros(384)}))
     load(model)
@@ -430,7 +430,7 @@ AWQ_LISTS: dict[str, list[str] | None] = {
 
 
 @pytest.mark.parametrize("listed", AWQ_LISTS.values(), ids=AWQ_LISTS)
-def test_tensors_say_which_layers_are_plain_whatever_config_json_lists(
+def test_tensors_decide_which_layers_are_plain_whatever_config_json_lists(
     listed: list[str] | None, tmp_path: Path
 ) -> None:
     """The writers of quantized checkpoints list the layers they left alone each in a way of their own."""

@@ -36,7 +36,7 @@ def test_all_that_transformers_saves_is_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, *PUBLISHED_QUANTIZED])
-def test_all_that_published_models_say_is_known(name: str) -> None:
+def test_all_keys_of_published_models_are_known(name: str) -> None:
     raw = PUBLISHED_QUANTIZED.get(name) or PUBLISHED[name]
     assert ModelConfig.from_json(raw, {}, name).unused_keys.uncertain == ()
 
@@ -143,7 +143,7 @@ def test_a_key_that_the_operator_knows_is_left_out(tmp_path: Path) -> None:
     load_runner(model, ignored_config_keys=["swa_gate", "rotations"])
 
 
-def test_keys_that_say_nothing_are_no_fault(tmp_path: Path) -> None:
+def test_keys_that_are_empty_or_without_effect_are_accepted(tmp_path: Path) -> None:
     model = save_tiny("llama2", tmp_path)
     nothing: dict[str, Any] = {"swa_gate": None, "use_swa_gate": False, "gates": [], "gate": {}, "gate_type": ""}
     edit(model, **nothing, unsloth_version="2026.1", mlp_dropout=0.1, router_aux_loss_coef=0.2, mask_token_id=7)

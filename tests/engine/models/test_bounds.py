@@ -84,7 +84,7 @@ def test_an_encoders_values_are_bounded_too(key: str, value: Any, tmp_path: Path
         EncoderConfig.from_directory(tmp_path)
 
 
-def test_null_says_nothing() -> None:
+def test_null_counts_as_a_missing_key() -> None:
     model = ModelConfig.from_json({**LLAMA, "head_dim": None, "num_key_value_heads": None}, {}, "config.json")
     assert (model.head_dim, model.num_kv_heads) == (16, 4)
     assert ModelConfig.from_json({**LLAMA, "tie_word_embeddings": 0}, {}, "config.json").tied_embeddings is False

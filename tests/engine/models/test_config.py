@@ -106,7 +106,7 @@ def test_experts_that_cannot_be(tmp_path: Path, changes: dict[str, Any], said: s
         read(tmp_path, **{**QWEN_MOE, **changes})
 
 
-def test_the_number_of_experts_must_be_said(tmp_path: Path) -> None:
+def test_the_number_of_experts_must_be_given(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="lacks the key 'num_experts_per_tok'"):
         read(tmp_path, architectures=["MixtralForCausalLM"], num_local_experts=8)
 

@@ -180,7 +180,7 @@ def test_of_two_keys_with_the_same_meaning_the_one_counts_that_does_in_transform
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("inside", [True, False])
-def test_the_head_of_a_model_that_also_sees_is_tied_as_the_whole_model_says(
+def test_the_head_of_a_multimodal_model_is_tied_as_the_whole_model_says(
     whole: bool, inside: bool, tmp_path: Path
 ) -> None:
     text = {**COMMON, "model_type": "gemma3_text", "tie_word_embeddings": inside}

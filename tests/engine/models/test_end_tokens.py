@@ -47,7 +47,7 @@ def test_it_is_the_end_that_transformers_finds(kind: str, end: str, tmp_path: Pa
     assert tokenizer_end(tmp_path) == expected == {"w7": 7, "<|new|>": VOCAB}[end]
 
 
-def test_old_files_say_it_elsewhere(tmp_path: Path) -> None:
+def test_old_files_name_the_end_token_elsewhere(tmp_path: Path) -> None:
     """As an object, in a file of special tokens, among tokens that are listed with their numbers."""
     config = save_tokenizer(tmp_path, None) / "tokenizer_config.json"
     assert tokenizer_end(tmp_path) is None

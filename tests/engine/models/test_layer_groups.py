@@ -54,7 +54,7 @@ def test_layers_of_published_models(name: str, num_layers: int, num_groups: int,
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "no layers"),
     ],
 )
-def test_models_whose_layers_share_one_page_table_say_why(name: str, why: str) -> None:
+def test_models_whose_layers_share_one_page_table_give_the_reason(name: str, why: str) -> None:
     assert why in str(LayerGroups.of(model(name)))
     with pytest.raises(ValueError, match=rf'windowed_kv is "on", but {why}.*leave one of them out'):
         layer_groups(EngineConfig(windowed_kv="on"), model(name), 4096)

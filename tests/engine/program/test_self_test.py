@@ -88,7 +88,7 @@ def test_an_encoder_whose_step_failed_is_tested_too(tmp_path: Path) -> None:
     assert (failed.error_code, ended.finish_reason, engine.loop.failing) == ("step_failed", "stop", "")
 
 
-def test_offline_a_sick_engine_says_so_instead_of_failing_every_prompt(tmp_path: Path) -> None:
+def test_offline_a_broken_engine_raises_an_error_instead_of_failing_every_prompt(tmp_path: Path) -> None:
     engine = engine_for(save_tiny("qwen3", tmp_path), 8, 480)
     fail_when(engine, lambda plan: True, MemoryError)
     with pytest.raises(EngineBroken, match="3 steps failed one after another, the last with MemoryError"):

@@ -130,7 +130,7 @@ def test_ranks_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     eventually(lambda: not is_alive(pid))
 
 
-def test_a_rank_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_cannot_start_is_reported_with_its_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RankLost, match="rank 1 ended, with exit status 1"):
         Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS))

@@ -158,7 +158,7 @@ def test_the_worst_step_runs(tiny: Tiny) -> None:
     assert len(runner.run(plan).token_ids) == 5
 
 
-def test_a_step_says_how_long_it_prepared_and_sampled(tiny: Tiny) -> None:
+def test_a_step_reports_the_time_of_its_preparation_and_sampling(tiny: Tiny) -> None:
     runner = load_runner(tiny("mistral"))
     sequence = RequestByHand(random_prompt(9, 1), [0])
     result = runner.run(StepPlan((sequence.chunk(4),)))

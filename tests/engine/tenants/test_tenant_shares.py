@@ -66,9 +66,9 @@ def test_a_flood_of_one_tenant_costs_another_a_small_multiple(
     engine = made(machine, policy, num_pages)
     for _ in range(num_flood):
         engine.arrive(num_prompt, max_tokens=max_tokens, tenant="loud")
-    beside = latencies(engine)
-    assert statistics.median(beside) < most * alone
-    assert max(beside) < worst * alone
+    with_others = latencies(engine)
+    assert statistics.median(with_others) < most * alone
+    assert max(with_others) < worst * alone
 
 
 @pytest.mark.parametrize("machine", [small_machine, large_machine])

@@ -254,7 +254,7 @@ def test_a_padded_row_attends_to_a_page_of_its_own() -> None:
     assert not out[1:].any()  # One row saw the null page's values, the other none.
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     shape = AttentionShape(4, 2, 64, 16, frozenset({None}))
     with pytest.raises(ValueError, match="triton cannot run on cpu: triton: it runs on GPUs"):
