@@ -94,7 +94,7 @@ def is_unready(service: Service) -> bool:
     return answer.status_code == 503 and "stopped" in answer.json()["reason"]
 
 
-def test_a_stopped_application_says_so_then_closes_the_port_and_lets_streams_end(direct: Service) -> None:
+def test_a_stopped_application_reports_it_then_closes_the_port_and_lets_streams_end(direct: Service) -> None:
     async def scenario() -> None:
         async with (
             httpx.AsyncClient(base_url=direct.url, timeout=120) as client,

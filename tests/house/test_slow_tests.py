@@ -92,7 +92,7 @@ def test_a_written_table_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["tests/a.py::test_b 0.4", "0.4", "", "x tests/a.py"])
-def test_a_line_that_says_nothing_is_named(line: str, tmp_path: Path) -> None:
+def test_an_invalid_line_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "table.txt").write_text(f"# of tests\n{line}\n")
     with pytest.raises(ValueError, match=re.escape(f"table.txt:2 is {line!r}, and 'SECONDS PATH' was expected")):
         read_table(tmp_path / "table.txt")

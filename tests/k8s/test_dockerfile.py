@@ -43,7 +43,7 @@ def ancestors(stage: str) -> list[str]:
     return found
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_finds_no_fault() -> None:
     hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if hadolint is None:
         pytest.skip("hadolint is not installed (it is no dependency: its licence is the GPL)")

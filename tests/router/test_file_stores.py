@@ -121,7 +121,7 @@ def test_no_policy_takes_a_store_for_a_replica(policy: str) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b", STORE, OTHER]), st.integers(0, 12)), st.integers(0, 12))
-def test_a_store_reaches_as_far_as_its_blocks_and_holds_no_prompt(held: dict[str, int], first: int) -> None:
+def test_a_store_reaches_up_to_its_last_block_and_holds_no_prompt(held: dict[str, int], first: int) -> None:
     index = PrefixIndex(BLOCK)
     chain = CHAIN[:12]
     for name, blocks in held.items():

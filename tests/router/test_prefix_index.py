@@ -374,7 +374,7 @@ def test_settings_out_of_range_are_refused() -> None:
             PrefixIndex(**{"block_tokens": 16, **wrong})  # type: ignore[arg-type]
 
 
-def test_the_dictionaries_of_a_growing_index_grow_one_after_the_other() -> None:
+def test_the_dictionaries_of_a_growing_index_grow_in_turn() -> None:
     """One that grows moves all it has, and every stream of an ingress waits. Also of hashes that are too even."""
     held = HeldBlocks(10_000_000)
     slot, shards = held.new_slot(), {id(shard): shard for shard in held._shards}

@@ -119,7 +119,7 @@ def test_it_books_the_request_where_it_sends_it(router: Any, state: RouterState)
     assert sum(fleet.loads().values()) == 0 and fleet.placement("r") is None
 
 
-def test_a_router_with_other_settings_than_the_ingress_says_so_and_places_as_the_ingress_does(
+def test_a_router_with_other_settings_than_the_ingress_logs_it_and_places_as_the_ingress_does(
     app: str, state: RouterState, caplog: pytest.LogCaptureFixture
 ) -> None:
     router = made(app, replace(SETTINGS, expect_s=1.5))
@@ -128,7 +128,7 @@ def test_a_router_with_other_settings_than_the_ingress_says_so_and_places_as_the
     assert "expect_s=10.0" in caplog.text and "expect_s=1.5" in caplog.text
 
 
-def test_the_deployments_of_a_model_share_one_fleet_and_each_tells_of_its_own_replicas(
+def test_the_deployments_of_a_model_share_one_fleet_and_each_reports_its_own_replicas(
     app: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = router_state(app, "engines", SETTINGS)
@@ -159,7 +159,7 @@ def test_a_watch_goes_to_its_replica_or_waits_for_it(router: Any, state: RouterS
     assert watch.routing_context.should_backoff and sum(state.fleet.loads().values()) == 0
 
 
-def test_a_call_that_cannot_be_told_to_back_off_is_routed_all_the_same(
+def test_a_call_that_cannot_be_told_to_back_off_is_still_routed(
     router: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As Serve may rename what a call is told by: an exception would hang the request."""
