@@ -17,7 +17,7 @@ def cache(num_pages: int = 40, page_size: int = 4, block_tokens: int | None = No
     return CheckedCache(KVCacheManager(num_pages, page_size, block_tokens=block_tokens))
 
 
-def test_it_is_found_under_every_salt_and_held_once() -> None:
+def test_a_shared_prefix_is_found_under_every_salt_and_held_once() -> None:
     checked = cache()
     checked.share(SYSTEM)
     assert checked.cache.num_shared_pages == 3
@@ -28,7 +28,7 @@ def test_it_is_found_under_every_salt_and_held_once() -> None:
     assert (account.locked, account.evictable) == (3, 3)  # one page after it for each namespace
 
 
-def test_it_survives_pressure_and_resets_and_empty_gates_go() -> None:
+def test_a_shared_prefix_survives_pressure_and_resets_and_empty_gates_are_removed() -> None:
     checked = cache(num_pages=8)
     checked.share(SYSTEM)
     for first in range(20):
