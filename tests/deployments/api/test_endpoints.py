@@ -16,7 +16,7 @@ from deployments.config.version import raydix_version
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 
-def test_models(client: Client) -> None:
+def test_models_are_listed_and_found_by_name(client: Client) -> None:
     listed = client.get("/v1/models").json()
     assert [card["id"] for card in listed["data"]] == ["demo"]
     assert client.get("/v1/models/demo").json() == listed["data"][0]
@@ -42,7 +42,9 @@ def test_tokenized_messages_are_the_tokens_that_chat_sends_to_the_engine(
 @pytest.mark.parametrize(
     "state, status", [("healthy", 200), ("degraded", 200), ("unhealthy", 503), ("draining", 503)]
 )
-def test_health(client: Client, engine: ScriptedEngine, state: str, status: int) -> None:
+def test_health_reports_the_state_and_the_replicas(
+    client: Client, engine: ScriptedEngine, state: str, status: int
+) -> None:
     engine.state = state
     response = client.get("/health")
     assert response.status_code == status and response.json()["status"] == state

@@ -92,7 +92,9 @@ def ask(client: Client, request_id: str = "mine", key: str = KEY, **body: Any) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_finished_request(client: Client, engine: ScriptedEngine, lines: Lines, stream: bool) -> None:
+def test_a_finished_request_has_one_line(
+    client: Client, engine: ScriptedEngine, lines: Lines, stream: bool
+) -> None:
     engine.cached = 3
     assert ask(client, stream=stream).status_code == 200
     (line,) = lines.all
@@ -142,7 +144,9 @@ def test_failed_requests(client: Client, engine: ScriptedEngine, lines: Lines) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_lost_client(service: ApiService, engine: ScriptedEngine, lines: Lines, stream: bool) -> None:
+def test_the_request_of_a_lost_client_has_one_line(
+    service: ApiService, engine: ScriptedEngine, lines: Lines, stream: bool
+) -> None:
     engine.hangs = True
     asyncio.run(hang_up(replace(service, listeners=(lines.log,)), ASK | {"stream": stream}))
     (line,) = lines.all

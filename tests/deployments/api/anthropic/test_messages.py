@@ -99,7 +99,7 @@ def test_an_answer_of_nothing_has_no_blocks(ask: Make, says: str) -> None:
     assert (message["content"], message["stop_reason"]) == ([], "end_turn")
 
 
-def test_how_tokens_are_chosen(ask: Make) -> None:
+def test_sampling_parameters_reach_the_engine(ask: Make) -> None:
     it = ask()
     it.whole(temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["a"], seed=3, priority=2, cache_salt="s")
     request = it.engine.requests[-1]

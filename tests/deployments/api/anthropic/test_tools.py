@@ -71,7 +71,7 @@ def test_a_call_that_names_an_argument_twice_has_its_input_as_it_was_written(
     assert (given == {"arguments": arguments}) is is_kept
 
 
-def test_one_call_only(ask: Make) -> None:
+def test_disable_parallel_tool_use_allows_only_one_call(ask: Make) -> None:
     it = ask(HERMES)
     it.engine.says = call("clock", "{}") + call("clock", "{}")
     for change, count in (({}, 2), ({"disable_parallel_tool_use": True}, 1)):

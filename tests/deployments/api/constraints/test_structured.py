@@ -323,7 +323,7 @@ def test_a_tenant_that_has_fewer_than_its_share_of_the_places_gets_one() -> None
     run(STRICT, work)
 
 
-def test_one_that_takes_too_long_delays_only_those_behind_it_and_leaves_nothing() -> None:
+def test_a_grammar_that_takes_too_long_delays_only_those_behind_it_and_leaves_nothing() -> None:
     before = set(psutil.Process().children(recursive=True))
 
     async def work(check: GrammarCheck) -> None:

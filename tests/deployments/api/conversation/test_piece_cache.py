@@ -73,7 +73,7 @@ def test_it_takes_no_more_memory_than_it_reports_and_little_less(num_chars: int)
     assert 0.7 * cache.num_bytes < after - before < cache.num_bytes <= limit
 
 
-def test_threads_share_it() -> None:
+def test_threads_share_the_cache() -> None:
     cache = PieceCache(20_000)
     wrong: list[str] = []
 

@@ -32,7 +32,7 @@ LETTER = {"type": "json_schema", "json_schema": {"name": "n", "schema": {
 }}}  # fmt: skip
 
 
-def test_the_template_tells(talk: Make) -> None:
+def test_the_template_identifies_the_format(talk: Make) -> None:
     tokenizer: Any = load_tokenizer(DEMO)
     tokenizer.chat_template = HARMONY
     for reasoning in ("auto", "none"):

@@ -144,7 +144,7 @@ def test_later_system_messages_stay_in_place_where_the_template_shows_them(talk:
 
 
 @pytest.mark.parametrize("template", [FIRST_ONLY, REFUSES])
-def test_it_is_merged_into_the_first_where_the_template_refuses_it_or_leaves_it_out(
+def test_a_later_system_message_is_merged_into_the_first_where_the_template_does_not_show_it(
     talk: Make, template: str
 ) -> None:
     it = talk(template)

@@ -40,7 +40,7 @@ IGNORED = "x-raydix-ignored-fields"
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-def test_they_are_named_wherever_they_are(
+def test_unknown_nested_fields_are_named_wherever_they_are(
     service: ApiService, client: Client, engine: ScriptedEngine, path: str, body: dict[str, Any]
 ) -> None:
     body = sent(body)
@@ -112,7 +112,7 @@ def _within(kinds: list[type[StrictModel]]) -> set[type[StrictModel]]:
     return found
 
 
-def test_those_of_batches_are_named(service: ApiService, tmp_path: Path) -> None:
+def test_unknown_nested_fields_of_batches_are_named(service: ApiService, tmp_path: Path) -> None:
     spool = Spool(FileSettings(directory=str(tmp_path)))
     client = Client(httpx.ASGITransport(create_app(replace(service, spool=spool))))
     body = {"input_file_id": "file-1", "endpoint": CHAT, "completion_window": "24h"}

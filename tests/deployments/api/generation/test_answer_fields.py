@@ -134,7 +134,7 @@ def test_tokens_may_be_named_by_their_ids(client: Client, path: str, body: dict[
 
 
 @BOTH
-def test_of_a_longer_prompt_its_end_or_its_beginning_is_kept(
+def test_the_end_or_the_beginning_of_a_longer_prompt_is_kept(
     client: Client, engine: ScriptedEngine, path: str, body: dict[str, Any]
 ) -> None:
     for fields in ({}, {"truncate_prompt_tokens": 4}, {"truncate_prompt_tokens": 4, "truncation_side": "right"}):

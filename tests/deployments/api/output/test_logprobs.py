@@ -156,7 +156,7 @@ def test_offsets_of_output_continue_where_the_prompt_ends(codec: TextCodec) -> N
 # --- the formats -----------------------------------------------------------------------------------------------
 
 
-def test_of_tokens_that_read_alike_the_likelier_one_counts(codec: TextCodec) -> None:
+def test_the_likelier_one_of_tokens_with_the_same_text_counts(codec: TextCodec) -> None:
     """A harness that asks for one alternative compares it with the token's own: it must not be overwritten."""
     a, b = ids_of(codec, "a")[0], ids_of(codec, "b")[0]
     (top,) = completion_logprobs(codec, [TokenLogprobs(a, -3.0, ((a, -0.1),))], 1, [0])["top_logprobs"]

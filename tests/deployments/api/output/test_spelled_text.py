@@ -191,7 +191,7 @@ def test_the_end_token_has_a_chunk_of_its_own(chunk: int) -> None:
     assert [at["token"] for at in whole["logprobs"]["content"]][-1] == "<|im_end|>"  # with all that was generated
 
 
-def test_of_a_token_that_a_stop_string_cuts_the_text_comes_without_it() -> None:
+def test_a_token_that_a_stop_string_cuts_has_its_text_without_the_stop_string() -> None:
     model = MODELS[0]
     (token,) = {i for i in range(300, 4096) if model.codec.token_text(i)[0] == " return"} or {0}
     model.says([*model.codec.encode("a", add_special_tokens=False), token], 50)

@@ -28,7 +28,7 @@ async def embed(api: Api, **fields: Any) -> dict[str, Any]:
     return body
 
 
-def test_they_are_those_of_the_engine_cold_and_warm() -> None:
+def test_embeddings_are_those_of_the_engine_cold_and_warm() -> None:
     expected = LLM("demo", tasks=["embed"], kv_pages=64, page_size=16).embed(TEXTS)
 
     async def play() -> None:

@@ -78,7 +78,7 @@ def test_a_running_response_is_cancelled_and_keeps_its_output(ask: Make) -> None
     it.play(scene)
 
 
-def test_one_is_cancelled_before_it_has_begun_and_by_its_deletion(ask: Make) -> None:
+def test_a_background_response_is_cancelled_before_it_has_begun_and_by_its_deletion(ask: Make) -> None:
     it = ask()
     it.engine.hangs = True
 
@@ -132,7 +132,7 @@ def test_a_bad_request_is_refused_immediately(ask: Make) -> None:
     assert ask().refused(background=True, input=[])["param"] == "input"
 
 
-def test_its_stream_is_read_while_it_runs_and_again_from_any_event(ask: Make) -> None:
+def test_the_stream_of_a_background_response_is_read_while_it_runs_and_again_from_any_event(ask: Make) -> None:
     it = ask()
 
     async def scene(http: httpx.AsyncClient) -> None:
@@ -194,7 +194,7 @@ def test_no_tenant_takes_more_than_half_of_them(ask: Make) -> None:
     Responses(it.talk.of(service)).play(scene)
 
 
-def test_they_count_to_their_tenants_limits(ask: Make) -> None:
+def test_background_responses_count_towards_the_limits_of_their_tenant(ask: Make) -> None:
     it = ask()
     it.engine.hangs = True
     tenant = TenantSettings(name="t", key_hashes=(hash_key("k" * 20),), max_concurrency=1, requests_per_minute=2)

@@ -90,7 +90,7 @@ def test_a_response_continues_its_conversation_and_becomes_a_part_of_it(
     assert name in refused["message"] and refused["param"] == "previous_response_id"
 
 
-def test_one_in_the_background_enters_its_conversation_too(ask: Make) -> None:
+def test_a_background_response_is_added_to_its_conversation_too(ask: Make) -> None:
     it = ask()
     path = made(it, "one")
 

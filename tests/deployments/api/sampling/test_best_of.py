@@ -84,7 +84,7 @@ def test_log_probabilities_are_shown_only_on_request(client: Client, ranked: Scr
     assert set(shown["token_logprobs"]) == {-0.5} and len(shown["top_logprobs"][0]) == 3
 
 
-def test_as_many_as_are_given_are_not_ranked(client: Client, ranked: ScriptedEngine) -> None:
+def test_candidates_that_are_all_returned_are_not_ranked(client: Client, ranked: ScriptedEngine) -> None:
     assert texts(complete(client, best_of=2, n=2)) == ["alpha", "beta gamma delta"]
     assert ranked.requests[0].sampling.logprobs is None
 

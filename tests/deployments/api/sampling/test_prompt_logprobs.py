@@ -121,7 +121,7 @@ def test_prompts_are_scored_once_for_all_their_choices(
 
 
 @pytest.mark.parametrize("max_tokens", [0, 2])
-def test_of_candidates_that_are_not_given_nothing_is_lost(
+def test_scores_of_a_candidate_that_is_not_returned_are_not_lost(
     client: Client, engine: ScriptedEngine, max_tokens: int
 ) -> None:
     """The first of three candidates scores the prompt; whichever two are given bear the scores."""
