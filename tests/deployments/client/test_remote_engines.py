@@ -333,7 +333,7 @@ def test_a_request_that_is_slow_to_begin_is_sent_to_a_second_replica() -> None:
     run_scenario(scenario())
 
 
-def test_of_two_replicas_that_accepted_the_one_that_begins_counts() -> None:
+def test_the_first_to_begin_of_two_replicas_that_accepted_counts() -> None:
     async def scenario() -> None:
         hedging = {"hedge_after_s": 0.05, "hedge_share": 1.0}
         async with ClientAndEngines(2, health=hedging) as (client, engines):
@@ -567,7 +567,7 @@ def test_ingresses_see_each_others_requests() -> None:
     run_scenario(scenario())
 
 
-def test_of_two_ingresses_that_race_for_the_last_place_one_gets_it() -> None:
+def test_one_of_two_ingresses_that_race_for_the_last_place_gets_it() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1, max_running=1, max_waiting=1) as (client, engines):
             router = router_like(engines)

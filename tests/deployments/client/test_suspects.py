@@ -345,7 +345,7 @@ def test_a_replica_that_was_silent_or_being_stopped_proves_nothing(how: str) -> 
 
 
 @pytest.mark.parametrize(("at_token", "costs"), [(2, 2), (LATE, 3)])
-def test_of_two_ingresses_suspects_only_the_one_that_did_it_is_ended(at_token: int, costs: int) -> None:
+def test_only_the_guilty_one_of_two_ingresses_suspects_is_ended(at_token: int, costs: int) -> None:
     """Neither knows of the other's suspects, but a replica tries only one of them at a time."""
 
     async def scenario() -> None:

@@ -45,7 +45,7 @@ def test_settings_that_can_work_are_accepted() -> None:
         assert KvEventSettings.model_validate(settings)
 
 
-def test_they_are_off_unless_asked_for() -> None:
+def test_kv_events_are_off_by_default() -> None:
     assert AppArgs().engines.kv_events is None
 
 

@@ -26,7 +26,7 @@ def test_settings_are_shown_with_their_defaults() -> None:
     json.dumps(shown)
 
 
-def test_of_several_models_each_is_shown() -> None:
+def test_each_of_several_models_is_shown() -> None:
     models = [{"engine": {"served_name": name}} for name in ("a", "b")]
     shown = shown_settings(AppArgs.model_validate({"models": models}))
     assert [model["engine"]["served_name"] for model in shown["models"]] == ["a", "b"]

@@ -136,7 +136,7 @@ def test_the_build_of_torch_is_read_from_torch() -> None:
     assert torch_builds() == (torch.version.cuda is not None, torch.version.hip is not None)
 
 
-def test_of_a_cluster_s_node_ray_counts_the_gpus_and_the_node_knows_them() -> None:
+def test_ray_counts_the_gpus_of_a_cluster_s_node_and_the_node_knows_them() -> None:
     answer = HardwareNode(8, 16, (VisibleGpu("H100", 80 * GIB), VisibleGpu("L4", 22 * GIB)), cache="/c")
     assert of_ray({"CPU": 16, "GPU": 2}, answer).gpus == (VisibleGpu("L4", 22 * GIB), VisibleGpu("H100", 80 * GIB))
     assert of_ray({"CPU": 16, "GPU": 1}, answer).gpus == (VisibleGpu("L4", 22 * GIB),)

@@ -164,7 +164,7 @@ def test_clients_share_the_engines_by_address_where_there_are_no_tenants(
     assert found == (["red", "red"] if has_tenants else ["anonymous@10.0.0.1", "anonymous@::1"])
 
 
-def test_at_most_so_many_are_in_flight_and_a_call_may_ask_for_fewer(
+def test_requests_in_flight_are_bounded_and_a_call_may_ask_for_fewer(
     service: ApiService, engine: ScriptedEngine
 ) -> None:
     num_open: list[int] = []

@@ -67,7 +67,7 @@ def test_while_no_request_is_open_the_timer_goes_off_seldom_and_still_notices_lo
     assert run(scenario(is_idle=True)) < 0.3 * run(scenario(is_idle=False))
 
 
-def test_it_is_a_gauge_of_the_ingress() -> None:
+def test_the_lag_is_a_gauge_of_the_ingress() -> None:
     async def scenario() -> dict[tuple[str, ...], float]:
         lag, metrics = LoopLag(), Metrics("m", "i", "ingress")
         lag.start()

@@ -17,7 +17,7 @@ def test_the_file_has_the_trace_that_the_program_draws() -> None:
     assert EXAMPLE.stat().st_size < 200_000, "every installation carries it"
 
 
-def test_it_has_prefixes_that_conversations_share_and_continue() -> None:
+def test_the_example_trace_has_prefixes_that_conversations_share_and_continue() -> None:
     trace = read_trace(EXAMPLE)
     assert trace.has_prefixes and 3000 < len(trace.requests) < 10_000 and trace.requests[-1].time < 3600
     assert 0.6 < pooled_hit_rate(trace, 10**9) < 0.95

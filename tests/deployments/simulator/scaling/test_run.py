@@ -64,7 +64,7 @@ def test_a_tenfold_burst_on_four_replicas_is_answered_with_one_decision(scaled: 
     assert all(target < asked for _, target in later)
 
 
-def test_without_the_ingresses_reports_the_fleet_grows_by_little_steps_and_most_of_the_burst_is_lost(
+def test_without_the_ingresses_reports_the_fleet_grows_slowly_and_most_of_the_burst_is_lost(
     scaled: ScalingResult,
 ) -> None:
     blind = run(replace(scenario(), hears_ingresses=False))
@@ -74,7 +74,7 @@ def test_without_the_ingresses_reports_the_fleet_grows_by_little_steps_and_most_
     assert blind.turned_away > scaled.turned_away + 0.1
 
 
-def test_it_is_bounded_by_the_most(scaled: ScalingResult) -> None:
+def test_the_number_of_replicas_is_bounded_by_the_maximum(scaled: ScalingResult) -> None:
     bounded = run(scenario(max=12))
     assert [target for _, target in bounded.targets[:2]] == [NUM, 12]
     assert bounded.attainment < scaled.attainment
