@@ -63,7 +63,7 @@ def test_before_the_last_token_it_ends_without_it_and_after_it_there_is_nothing_
     assert (script.reason(b), len(script.tokens(b))) == ("length", 3)
 
 
-def test_twice_is_once(engine: Make) -> None:
+def test_aborting_twice_is_the_same_as_once(engine: Make) -> None:
     script = engine()
     a = script.arrive(range(1, 9))
     script.step()

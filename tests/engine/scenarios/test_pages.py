@@ -14,7 +14,7 @@ def held(script: Script, tokens: list[int]) -> int:
     return script.cache.peek(Namespace("m"), [*tokens, 999])
 
 
-def test_of_two_prompts_that_do_not_fit_together_the_second_waits(engine: Make) -> None:
+def test_the_second_of_two_prompts_that_do_not_fit_together_waits(engine: Make) -> None:
     script = engine(num_pages=8)
     a, b = script.arrive(range(1, 21), max_tokens=4), script.arrive(range(50, 70), max_tokens=4)
     script.run(until=lambda: script.reason(a) is not None)
