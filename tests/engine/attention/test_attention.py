@@ -92,7 +92,7 @@ def test_auto_takes_a_backend_that_runs_here() -> None:
     ("rows", "by"),
     [([(9, 1), (3, 1)], "decodes"), ([(9, 1), (7, 16)], "decodes"), ([(9, 1), (0, 17)], "prompts")],
 )
-def test_of_two_backends_one_computes_steps_with_prompts(rows: Sequence[tuple[int, int]], by: str) -> None:
+def test_one_of_two_backends_computes_steps_with_prompts(rows: Sequence[tuple[int, int]], by: str) -> None:
     """All of a step's rows are computed by one backend, and graphs can hold decodes if theirs can. A few draft
     tokens, and whatever is recorded, are no prompts.
     """

@@ -113,7 +113,9 @@ def test_the_first_package_that_imports_is_used(install: Install, first: int) ->
     assert [any(f.calls for f in double.functions) for double in doubles] == [True] + [False] * (len(doubles) - 1)
 
 
-def test_one_that_does_not_fit_is_passed_over(install: Install, gpu: Callable[[tuple[int, int]], None]) -> None:
+def test_a_package_that_does_not_fit_is_passed_over(
+    install: Install, gpu: Callable[[tuple[int, int]], None]
+) -> None:
     """FlashAttention-3 has no kernels for an A100, so another installed package is chosen."""
     gpu((8, 0))
     hopper, other = install("flash_attn_interface"), install("flash_attn")

@@ -57,7 +57,7 @@ def test_groups_of_any_size(install: Install, heads: Heads) -> None:
     assert_right(Paged([(12, 1), (3, 6)], heads, 16, None, torch.float16))
 
 
-def test_one_plan_a_step_and_window_whatever_the_number_of_layers(install: Install) -> None:
+def test_one_plan_is_made_for_each_step_and_window_whatever_the_number_of_layers(install: Install) -> None:
     made = install("flashinfer").made
     case = Paged([(12, 1), (20, 6)], Heads(2, 1, 64), 16, None, BF16)
     shape = replace(case.shape, windows=frozenset({None, 7}))

@@ -67,7 +67,7 @@ def test_nothing_repeats_nothing_is_drafted(tokens: list[int]) -> None:
     more=st.integers(0, 4),
     most=st.integers(1, 6),
 )
-def test_it_is_the_definition_token_by_token(
+def test_the_draft_follows_the_definition_token_by_token(
     tokens: list[int], grown: list[int], min_match: int, more: int, most: int
 ) -> None:
     """Token by token or at once, the draft is the one found by looking at every place."""

@@ -38,7 +38,7 @@ def test_batches_of_other_sizes_have_their_own_price() -> None:
     assert price.per_draft_token(64) == 0.0
 
 
-def test_there_is_something_to_compare_with_at_first_and_now_and_then() -> None:
+def test_a_measurement_of_the_cost_is_due_at_first_and_now_and_then() -> None:
     price = DraftCost()
     assert price.is_due(3)
     assert price.is_due(3)

@@ -141,7 +141,7 @@ def test_speculation_changes_no_token(models: dict[str, Path], speculation: Spec
     assert run.engine.scheduler.load(0.0).num_preemptions > 0
 
 
-def test_it_resumes_at_any_token(models: dict[str, Path], speculation: Speculation) -> None:
+def test_a_request_resumes_at_any_token(models: dict[str, Path], speculation: Speculation) -> None:
     """A request cut anywhere, even inside accepted tokens, resumes the same with or without speculation."""
     config = EngineConfig(model=str(models["model"]), device="cpu", kv_pages=200, speculation=speculation)
     sampling = SamplingParams(max_tokens=14, **DRAWN, **FEW)

@@ -159,7 +159,7 @@ def test_a_word_that_is_a_token_needs_no_merges_where_the_original_looks_it_up_f
         assert (ids == [256]) is looks_up and (len(ids) == 3) is not looks_up
 
 
-def test_it_is_the_tokenizer_that_transformers_makes_of_the_same_file(tmp_path: Path) -> None:
+def test_the_tokenizer_equals_the_one_that_transformers_makes_of_the_same_file(tmp_path: Path) -> None:
     path = write(gpt2_metadata("llama-bpe"), tmp_path / "model.gguf")
     other = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
     assert_same(load_tokenizer(path), other.backend_tokenizer)

@@ -122,7 +122,7 @@ def scene(model: Path) -> Iterator[Scene]:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("drafts", [None, Speculation("ngram", adaptive=False, min_match=1)])
 @pytest.mark.parametrize("pages", [900, 40], ids=["room for all", "preempted"])
-def test_its_answer_is_that_of_a_fast_one(
+def test_the_answer_of_a_slow_grammar_is_that_of_a_fast_one(
     model: Path, overlap: bool, drafts: Speculation | None, pages: int
 ) -> None:
     scene = Scene(model, overlap=overlap, speculation=drafts, kv_pages=pages)

@@ -278,7 +278,7 @@ def test_another_request_of_the_same_name_takes_nothing_over() -> None:
     assert world.inputs_of_sampling()[1].tolist() == [1, 1, 1, 1, 1], "at position 10, after a prompt of 10"
 
 
-def test_of_a_window_a_new_page_is_written_and_one_that_it_leaves() -> None:
+def test_only_the_new_page_of_a_window_and_the_one_that_it_leaves_are_written() -> None:
     """Each of two groups has three pages for a window of nine tokens. A border changes two words of each group."""
     world = World(page_size=4, window=Window(9, 2, 64))
     requests = decoding(world, 1, length=17)

@@ -65,7 +65,7 @@ def test_any_batch(
 
 @pytest.mark.parametrize("window", [None, 600])
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_long_rows(kernels: native.Kernels, window: int | None, has_sinks: bool) -> None:
+def test_long_rows_get_the_right_attention(kernels: native.Kernels, window: int | None, has_sinks: bool) -> None:
     """Rows have several blocks of queries and many chunks and pieces."""
     rows = [(1700, 1), (0, 600), (1100, 300)]
     assert_right(Paged(rows, Heads(2, 1, 64), 16, window, kernels.dtype, has_sinks=has_sinks), kernels)

@@ -83,7 +83,7 @@ def test_sparse_layers(tmp_path: Path) -> None:
     assert sparse(num_experts=0) is None
 
 
-def test_renormalisation(tmp_path: Path) -> None:
+def test_the_renormalisation_of_experts_is_read_from_the_config(tmp_path: Path) -> None:
     mixtral = {**QWEN_MOE, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts": None}
     for raw, expected in ((QWEN_MOE, False), ({**QWEN_MOE, "norm_topk_prob": True}, True), (mixtral, True)):
         experts = read(tmp_path, **raw).experts

@@ -169,7 +169,7 @@ SAME_MEANING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SAME_MEANING)
-def test_of_two_keys_with_the_same_meaning_the_one_counts_that_does_in_transformers(
+def test_two_keys_with_the_same_meaning_have_the_precedence_of_transformers(
     name: str, made: Any, tmp_path: Path
 ) -> None:
     """In whatever order they come. Each of these models is loaded, and none refused."""

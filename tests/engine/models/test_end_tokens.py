@@ -41,7 +41,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("end", ["w7", "<|new|>"])
-def test_it_is_the_end_that_transformers_finds(kind: str, end: str, tmp_path: Path) -> None:
+def test_the_end_token_is_the_one_that_transformers_finds(kind: str, end: str, tmp_path: Path) -> None:
     """Whether it is a word of the vocabulary or was added to it."""
     expected = PreTrainedTokenizerFast.from_pretrained(save_tokenizer(tmp_path, end, kind)).eos_token_id
     assert tokenizer_end(tmp_path) == expected == {"w7": 7, "<|new|>": VOCAB}[end]

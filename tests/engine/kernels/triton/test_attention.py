@@ -42,7 +42,7 @@ def assert_right(case: Paged) -> None:
 
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [DECODES, EXTENDS, MIXED], ids=["decodes", "extends", "mixed"])
-def test_a_batch(rows: Rows, dtype: torch.dtype) -> None:
+def test_a_batch_gets_the_right_attention(rows: Rows, dtype: torch.dtype) -> None:
     assert_right(paged(rows, Heads(2, 2, 32), 16, None, dtype))
 
 
@@ -197,7 +197,7 @@ def test_page_sizes(page_size: int) -> None:
     [Heads(1, 1, 256), Heads(4, 2, 64), Heads(3, 1, 80), Heads(7, 2, 96), Heads(24, 1, 40), Heads(71, 1, 32)],
     ids=lambda heads: f"{heads.group}x{heads.num_kv_heads}x{heads.dim}",
 )
-def test_heads(heads: Heads) -> None:
+def test_heads_of_any_number_and_size_get_the_right_attention(heads: Heads) -> None:
     """Some groups fill no block, some blocks hold no whole number of groups, some sizes are no power of two."""
     assert_right(paged([(130, 1), (60, 9)], heads, 16, None, torch.float32))
 

@@ -85,7 +85,7 @@ def test_many_draws_from_a_larger_vocabulary(sampler: Sampler, params: dict[str,
     assert len(set(agree(sampler, logits, [row(params, seed) for seed in range(3)]))) > 1
 
 
-def test_equals(sampler: Sampler) -> None:
+def test_the_cut_goes_through_equally_likely_tokens(sampler: Sampler) -> None:
     """The cut goes through equally likely tokens, of which those with lower ids stay."""
     logits = torch.zeros(2, 1100)
     logits[:, 300:] = 1.0
@@ -94,7 +94,7 @@ def test_equals(sampler: Sampler) -> None:
     assert set(tokens) == {300}
 
 
-def test_values_far_apart(sampler: Sampler) -> None:
+def test_logits_may_fill_the_range_of_floats(sampler: Sampler) -> None:
     """Logits fill the range of floats and include both zeros."""
     logits = torch.randn(1, 700, generator=torch.Generator().manual_seed(2)).repeat(2, 1)
     logits[:, ::7] = -3.4e38
@@ -200,5 +200,5 @@ def test_noise_is_that_of_the_host() -> None:
     assert tokens.tolist() == [int(noise * 1000) for noise in uniform(seeds, positions)]
 
 
-def test_it_is_taken_on_a_gpu() -> None:
+def test_the_triton_sampler_is_used_on_a_gpu() -> None:
     assert isinstance(sampler_for(EOS, torch.device("cuda"))._chooser, TritonChooser)  # type: ignore[union-attr]
