@@ -64,7 +64,7 @@ def test_a_list_of_prompts_answers_each(ai: openai.OpenAI, model: str) -> None:
     assert [choice.text for choice in together.choices] == alone
 
 
-def test_echo(ai: openai.OpenAI, model: str) -> None:
+def test_echo_returns_the_prompt_before_the_text(ai: openai.OpenAI, model: str) -> None:
     plain = complete(ai, model, temperature=0).choices[0].text
     assert complete(ai, model, temperature=0, echo=True).choices[0].text == "Return the" + plain
 

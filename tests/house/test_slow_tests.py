@@ -58,7 +58,7 @@ def names_in(path: Path) -> Iterator[str]:
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
-def test_it_says_when_and_how_it_was_measured() -> None:
+def test_the_table_states_when_and_how_it_was_measured() -> None:
     said = re.search(r"# Measured on (\d{4}-\d\d-\d\d): \S.*\.\n", TABLE.read_text(encoding="utf-8"))
     assert said is not None and datetime.fromisoformat(said[1]) <= datetime.now()
 

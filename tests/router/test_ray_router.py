@@ -106,7 +106,7 @@ def test_all_replicas_are_ranked_and_retries_back_off(router: Any) -> None:
     assert chosen(router, pending("other", [*range(8), 77])) == ranks
 
 
-def test_it_books_the_request_where_it_sends_it(router: Any, state: RouterState) -> None:
+def test_the_router_books_a_request_at_the_replica_that_it_sends_it_to(router: Any, state: RouterState) -> None:
     fleet, placer = state.fleet, state.placer
     ((first,), (second,), _) = chosen(router, pending())
     assert fleet.placement("r") == first

@@ -100,7 +100,7 @@ def test_an_expression_that_cannot_be_expanded_is_an_error(expr: str) -> None:
         written_out(expr, {"a:b": "raydix_x"})
 
 
-def test_durations() -> None:
+def test_durations_are_read_as_seconds() -> None:
     assert [seconds(text) for text in ("0", "0s", "90s", "1h30m", "500ms")] == [0, 0, 90, 5400, 0.5]
     for text in ("", "5", "m5", "5m "):
         with pytest.raises(ValueError, match="is not a duration"):

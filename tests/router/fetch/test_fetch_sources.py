@@ -95,7 +95,7 @@ def test_replicas_fetch_under_every_policy(policy: str) -> None:
     assert first == "a"
 
 
-def test_of_holders_that_have_as_much_the_one_that_sends_less_is_asked() -> None:
+def test_the_less_busy_sender_of_holders_with_as_much_is_asked() -> None:
     placing = Placing("abcdefgh", {"a": 1000, "b": 1000, "c": 500}, "least_loaded")
     sources = [placing.place()[2] for _ in range(4)]
     assert sorted(sources) == ["a", "a", "b", "b"]
