@@ -77,7 +77,7 @@ def test_bests_ratio_and_spread() -> None:
     assert report["unit"] == "ms" and report["engines"]["vllm"] == {"best": 10.0, "worst": 12.5}
 
 
-def test_decoding_is_what_follows_the_first_token() -> None:
+def test_decoding_time_starts_after_the_first_token() -> None:
     """128 tokens in 2 s, the first of them after 0.73 s."""
     rate = summary.decode_rate(Speed(64.0, 64.0), Speed(1 / 0.73, 1 / 0.73), 128)
     assert rate == pytest.approx(100.0)
@@ -165,7 +165,7 @@ def test_a_peer_answers_jobs_and_its_chatter_goes_to_the_log(home: Path) -> None
         peer.stop()
 
 
-def test_a_peer_that_cannot_be_had_says_why(home: Path) -> None:
+def test_a_peer_that_cannot_start_gives_the_reason(home: Path) -> None:
     with pytest.raises(PeerFailed, match=r"absent is not installed in .*: see benchmarks/peers/install\.sh"):
         Peer("absent", home, SETTINGS, home / "log", timeout_s=60)
     (home / "adapter.py").write_text("raise SystemExit('ImportError: no such engine')")
@@ -193,7 +193,7 @@ def test_http_load_measures_a_server() -> None:
     assert all(not row["errors"] and row["output_tokens_per_second"] > 0 for row in found.values())
 
 
-def test_the_chart_is_drawn_with_what_is_there(tmp_path: Path) -> None:
+def test_the_chart_is_drawn_from_the_available_samples(tmp_path: Path) -> None:
     samples = [Sample(name, "offline", 0, 1.0, 10.0) for name in ("raydix", "vllm")]
     report = {
         "versions": {"raydix": "1", "vllm": "2"},

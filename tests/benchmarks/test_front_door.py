@@ -90,7 +90,7 @@ def test_a_figure_is_the_median_of_its_own_server_and_load() -> None:
     ]
 
 
-def test_what_idle_servers_take_counts_for_none() -> None:
+def test_the_time_that_idle_servers_take_counts_for_no_server() -> None:
     """One server's processes work for its requests, while those of the other take time of their own."""
     engine, other = Process("ray::EngineReplica", 5.0), Process("door", 7.0)
     asked = server("asked", Process("serve", 1.0, (engine, Process("python agent.py", 2.0))))

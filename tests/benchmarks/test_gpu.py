@@ -228,7 +228,7 @@ def test_when_the_time_is_over_the_rest_is_left_out(
         ([], [], {}),
     ],
 )
-def test_a_backend_that_is_wrong_is_not_what_the_engine_is_measured_with(
+def test_the_engine_is_not_measured_with_a_backend_that_is_wrong(
     wrong: list[str],
     asked: list[str],
     chosen: dict[str, str],
@@ -252,7 +252,7 @@ def test_a_backend_that_is_wrong_is_not_what_the_engine_is_measured_with(
     assert settings == [settings[0], settings[0], chosen] and not report.failed
 
 
-def test_only_what_is_asked_for_is_run() -> None:
+def test_only_the_requested_jobs_run() -> None:
     found = list(jobs(["a", "b"], ["decode", "prefill"]))
     assert [(job.model, job.sections) for job in found] == [(name, ("decode", "prefill")) for name in "ab"]
     assert parse_args(["--set", "page_size=64", "--set", "cuda_graphs=off"]).set == [

@@ -71,7 +71,7 @@ def test_steps_are_modelled_by_the_kernels_that_the_engine_launches() -> None:
     assert float(eight_b[0][6]) == pytest.approx((weight_bytes + kv_bytes) / 4.8e9, rel=0.01)
 
 
-def test_what_rows_share_is_read_once_for_as_many_as_a_program_takes() -> None:
+def test_shared_tokens_are_read_once_for_as_many_rows_as_a_program_takes() -> None:
     from benchmarks.gpu_model import tokens_read
 
     assert tokens_read(1, 5000, 4096, 4) == 5000

@@ -21,7 +21,7 @@ from benchmarks.gpu_sections.workload import TINY, Offline
 GPU = torch.device("cuda", 0)
 
 
-def test_a_summary_fits_and_says_first_what_is_wrong() -> None:
+def test_a_summary_fits_and_lists_what_is_wrong_first() -> None:
     report = Report(Path("somewhere/gpu_x"), {}, {"name": "NVIDIA H200"}, {"bandwidth": 4.3e12, "matmul": 7.9e14})
     for model in "abc":
         for rows in range(30):
@@ -46,7 +46,7 @@ def test_a_summary_fits_and_says_first_what_is_wrong() -> None:
     assert lines[-1].endswith("lines more and everything: somewhere/gpu_x.txt, somewhere/gpu_x.json")
 
 
-def test_a_kernel_is_shown_beside_the_best_of_others() -> None:
+def test_a_kernel_is_shown_next_to_the_best_of_others() -> None:
     report = Report(Path("gpu_x"), {})
     for by, ms in (("triton", 2.0), ("flash_attn", 1.5), ("reference", 9.0)):
         report.measurements.append(Measurement("attention, 1 x 1", by=by, ms=ms, limit_share=0.5))
@@ -54,7 +54,7 @@ def test_a_kernel_is_shown_beside_the_best_of_others() -> None:
     assert "bounds: not measured" in report.summary()
 
 
-def test_a_profile_tells_kernels_and_gaps_of_whole_steps() -> None:
+def test_a_profile_shows_kernels_and_gaps_of_whole_steps() -> None:
     """What ran before the first step and in the last one is cut off; a copy beside kernels is no gap."""
     ran = [Ran("prompt", 0, 90)]
     for step in (1000, 2000, 3000):
@@ -70,7 +70,7 @@ def test_a_profile_tells_kernels_and_gaps_of_whole_steps() -> None:
     assert profile_of(ran[:6]) is None
 
 
-def test_what_ran_is_told_by_name_the_most_time_first() -> None:
+def test_runs_are_totalled_by_name_with_the_longest_first() -> None:
     ran = [Ran("launch", 0, 10), Ran("copy", 20, 50), Ran("launch", 60, 100)]
     assert [*totals(ran)] == ["launch", "copy"] and not totals([])
     assert totals(ran)["launch"] == pytest.approx((0.05, 2))

@@ -75,7 +75,7 @@ def test_every_panel_is_drawn(dashboard: Dashboard, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("results", [[], [{"metric": {}, "values": [[START, "NaN"]]}]], ids=["nothing", "NaN"])
-def test_panels_without_data_say_so(results: list[Mapping[str, object]]) -> None:
+def test_panels_without_data_show_no_data(results: list[Mapping[str, object]]) -> None:
     figure = draw(DASHBOARDS[-1], source(*results))
     said = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert said == ["No data"] * len(list(DASHBOARDS[-1].panels()))

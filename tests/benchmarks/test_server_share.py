@@ -63,7 +63,7 @@ def states(server: Running) -> set[bool]:
     return {process.status() == psutil.STATUS_STOPPED for process in server.processes()}
 
 
-def test_all_processes_of_a_server_are_stopped_and_go_on_whatever_happens(
+def test_all_processes_of_a_server_are_paused_and_always_resume(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_share, "REST_S", 0.0)

@@ -146,7 +146,7 @@ def test_a_stream_with_any_other_token_text_count_or_end_is_wrong(
         read(chunks, **options)
 
 
-def test_a_stream_that_just_ends_is_broken_off_and_one_that_goes_on_is_wrong() -> None:
+def test_a_stream_without_an_end_mark_is_broken_off_and_one_that_continues_after_it_is_wrong() -> None:
     with pytest.raises(httpx.ReadError, match="3 of 3 tokens"):
         read(CHUNKS, end="")
     reader = Reader(ASK)
@@ -175,7 +175,7 @@ def test_only_the_death_of_an_ingress_excuses_a_stream_that_broke_off(
 # --- bounds -------------------------------------------------------------------------------------------------
 
 
-def test_each_new_record_beyond_a_bound_is_told() -> None:
+def test_each_new_record_beyond_a_bound_is_reported() -> None:
     watch = Watch(target=None)  # type: ignore[arg-type]  # it does not look
     for lag in (0.01, MAX_OWN_LAG_S, 2 * MAX_OWN_LAG_S, 1.5 * MAX_OWN_LAG_S):
         watch.see_own_lag("i", lag)
@@ -216,7 +216,7 @@ def test_a_seed_makes_the_same_requests_again() -> None:
     assert drawings[0] == drawings[1]
 
 
-def test_a_stranger_waits_for_what_it_attacks_to_be_replaced() -> None:
+def test_a_stranger_waits_until_the_process_that_it_attacks_is_replaced() -> None:
     async def scenario() -> None:
         with socket.socket() as killed:
             killed.bind(("127.0.0.1", 0))  # the port is taken, and nobody listens

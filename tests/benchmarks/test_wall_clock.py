@@ -54,7 +54,7 @@ def test_a_process_sees_its_wall_clock_jump_and_others_do_not(tmp_path: Path) ->
     assert not clocks.move(2**22 + 1, 5)
 
 
-def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(RuntimeError, match="C compiler"):

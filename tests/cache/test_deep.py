@@ -152,7 +152,7 @@ class LookedAt:
         return iter(LookedAt(self._nodes[::-1]))
 
 
-def test_what_parts_inside_one_page_is_not_all_looked_at_when_one_of_it_comes_or_goes() -> None:
+def test_branches_inside_one_page_are_not_all_visited_when_one_is_added_or_removed() -> None:
     cache = KVCacheManager(4000, 16)
 
     def serve(last: int) -> None:

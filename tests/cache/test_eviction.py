@@ -20,7 +20,7 @@ def checked_cache(eviction: str, num_pages: int = 20) -> CheckedCache:
     return CheckedCache(KVCacheManager(num_pages, 4, eviction=eviction))
 
 
-def test_lru_drops_what_was_not_used_for_the_longest_time() -> None:
+def test_lru_evicts_the_least_recently_used_prefix() -> None:
     checked = checked_cache("lru")
     for prompt in (A, B, C, A):
         checked.serve(prompt)
@@ -28,7 +28,7 @@ def test_lru_drops_what_was_not_used_for_the_longest_time() -> None:
     assert held(checked, A, B, C) == [True, False, True]
 
 
-def test_what_a_waiting_request_matched_is_as_good_as_used() -> None:
+def test_a_prefix_that_a_waiting_request_matched_counts_as_used() -> None:
     checked = checked_cache("lru")
     checked.serve(A)
     checked.serve(B)
@@ -37,7 +37,7 @@ def test_what_a_waiting_request_matched_is_as_good_as_used() -> None:
     assert held(checked, A, B) == [True, False]
 
 
-def test_lfu_drops_what_was_reused_least() -> None:
+def test_lfu_evicts_the_least_reused_prefix() -> None:
     checked = checked_cache("lfu")
     for prompt in (A, A, B, B, B, C, A):
         checked.serve(prompt)
@@ -56,7 +56,7 @@ def test_waiting_requests_that_are_matched_again_and_again_are_not_reuse() -> No
     assert held(checked, A, B) == [False, True]
 
 
-def test_priority_drops_what_only_less_urgent_requests_used() -> None:
+def test_priority_evicts_prefixes_that_only_less_urgent_requests_used() -> None:
     cache = KVCacheManager(20, 4, eviction="priority")
     for prompt, priority in ((A, -5), (B, 0), (C, 0), (C, -3)):
         lease = cache.lock(cache.match(NAMESPACES[0], prompt, 1.0), priority=priority)
@@ -96,7 +96,7 @@ def test_no_more_is_dropped_than_is_needed() -> None:
     assert checked.cache.peek(NAMESPACES[0], range(31)) == 20
 
 
-def test_a_prefix_outlives_what_follows_it() -> None:
+def test_a_prefix_outlives_its_continuations() -> None:
     checked = checked_cache("lru")
     checked.serve([*range(8), 50, 51, 52])
     checked.serve([*range(8), 60, 61, 62])

@@ -14,7 +14,7 @@ def checked_cache(num_pages: int = 400, page_size: int = 3, *, prefix_cache: boo
     return CheckedCache(KVCacheManager(num_pages, page_size, prefix_cache=prefix_cache))
 
 
-def go_on(checked: CheckedCache, client: Client, tokens: list[int]) -> None:
+def continue_with(checked: CheckedCache, client: Client, tokens: list[int]) -> None:
     """Compute tokens of the client's own: a fork's first page is the copy."""
     client.tokens.extend(tokens)
     checked.compute(client, 1)
@@ -55,11 +55,11 @@ def test_the_first_may_end_before_its_forks(page_size: int, prefix_cache: bool) 
     left, right = checked.fork(first, 20), checked.fork(first, 17)
     checked.finish(first, 0)
     checked.check()
-    go_on(checked, left, [50, 51])
+    continue_with(checked, left, [50, 51])
     below = checked.fork(left, 22)
     checked.end(left)
-    go_on(checked, below, [52, 53])
-    go_on(checked, right, [60])
+    continue_with(checked, below, [52, 53])
+    continue_with(checked, right, [60])
     checked.end(right)
     checked.end(below)
     assert (checked.cache.account().evictable > 0) == prefix_cache
@@ -73,8 +73,8 @@ def test_a_fork_of_less_than_was_inserted_shares_that_much() -> None:
     checked.insert(first, 14)
     fork = checked.fork(first, 7)
     assert (fork.lease.num_cached, fork.lease.partial, len(fork.lease.pages)) == (7, 1, 2)
-    go_on(checked, fork, [70, 71])
-    go_on(checked, first, [80, 81])
+    continue_with(checked, fork, [70, 71])
+    continue_with(checked, first, [80, 81])
 
 
 def test_a_fork_of_nothing_is_a_lease_of_its_own() -> None:
@@ -87,12 +87,12 @@ def test_a_fork_of_nothing_is_a_lease_of_its_own() -> None:
     checked.check()
 
 
-def test_forks_that_go_on_alike_meet_again_when_they_are_inserted() -> None:
+def test_forks_with_the_same_continuation_merge_when_they_are_inserted() -> None:
     checked = checked_cache()
     first = checked.start(range(10))
     fork = checked.fork(first, 10)
     for client in (first, fork):
-        go_on(checked, client, [20, 21, 22, 23])
+        continue_with(checked, client, [20, 21, 22, 23])
     checked.insert(first, 14)
     checked.insert(fork, 14)
     checked.check()
@@ -119,19 +119,19 @@ def test_a_page_being_copied_does_not_change_hands_so_a_fork_may_hold_less() -> 
     checked.insert(first, 10)
     other = checked.start([*range(10), 20, 21])
     checked.insert(other, 12)
-    go_on(checked, first, [20, 21, 22])
+    continue_with(checked, first, [20, 21, 22])
     waiting = checked.fork(first, 10)  # it will copy the page that `first` would have to give up
     fork = checked.fork(first, 13)
     assert fork.lease.num_cached == 12
     checked.check()
-    go_on(checked, waiting, [30])
-    go_on(checked, fork, [31])
+    continue_with(checked, waiting, [30])
+    continue_with(checked, fork, [31])
     assert checked.fork(first, 13).lease.num_cached == 13, "no fork copies any more"
     checked.check()
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_what_cannot_be_forked(prefix_cache: bool) -> None:
+def test_a_fork_of_other_tokens_or_of_a_finished_lease_is_refused(prefix_cache: bool) -> None:
     checked = checked_cache(prefix_cache=prefix_cache)
     client = checked.start(range(5))
     with pytest.raises(ValueError, match="7 tokens cannot lie in 2 pages of 3 tokens"):

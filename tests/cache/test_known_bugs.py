@@ -50,7 +50,7 @@ def test_2_a_lock_holds_the_matched_node_itself_as_well_as_those_above() -> None
     assert checked.cache.evict(3) == 3
 
 
-def test_2_a_match_goes_on_through_many_nodes() -> None:
+def test_2_a_match_continues_through_many_nodes() -> None:
     checked = checked_cache()
     for length in range(4, 44, 4):
         checked.serve(range(length))
@@ -93,7 +93,7 @@ def test_5_generated_tokens_are_found_by_the_next_turn() -> None:
     client = checked.start(range(9))
     checked.insert(client, 9)
     for token in (60, 61, 62):
-        checked.go_on(client, [token])
+        checked.continue_with(client, [token])
     checked.end(client)
     assert checked.serve([*range(9), 60, 61, 62, 100, 101]) == 12
 
@@ -108,12 +108,12 @@ def test_6_a_step_in_flight_keeps_the_page_it_writes() -> None:
     in_flight = list(client.lease.pages)
     checked.insert(client, 10)  # its whole pages become the tree's
     assert client.lease.pages[10 // 4 :] == in_flight[10 // 4 :]
-    checked.go_on(client, [77])
+    checked.continue_with(client, [77])
     checked.end(client)
     checked.end(other)
 
 
-def test_6_what_is_finished_is_not_freed_again() -> None:
+def test_6_a_finished_request_is_not_freed_again() -> None:
     """Retracted, admitted again, finished; a late second finish of either lease is an error, not a double free."""
     checked = checked_cache(num_pages=8)
     client = checked.start(range(18))

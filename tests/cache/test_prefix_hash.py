@@ -29,7 +29,7 @@ def test_each_hash_is_of_its_block_seeded_with_the_one_before(ids: list[int], ro
 
 
 @given(IDS, st.integers(1, 17), st.data())
-def test_a_chain_goes_on_from_any_of_its_hashes(ids: list[int], size: int, data: st.DataObject) -> None:
+def test_a_chain_continues_from_any_of_its_hashes(ids: list[int], size: int, data: st.DataObject) -> None:
     chain = block_hashes(ids, ROOT, size)
     known = data.draw(st.integers(0, len(chain)))
     root = chain[known - 1] if known else ROOT
@@ -61,7 +61,7 @@ def test_the_key_is_of_the_tokens_and_the_whole_namespace() -> None:
 NEIGHBOURS = (("n", "", "s"), ("m", "", "t"), ("m", "s", ""), ("ms", "", ""), ("m", "a", "s"))
 
 
-def test_what_cannot_be_hashed_says_so() -> None:
+def test_block_hashes_refuses_invalid_tokens_and_sizes() -> None:
     with pytest.raises(OverflowError, match="32 bits"):
         block_hashes([2**31], ROOT, 1)
     with pytest.raises(ValueError, match="at least 1 token"):

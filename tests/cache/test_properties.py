@@ -69,7 +69,7 @@ def test_any_history_reads_its_own_kv_and_loses_no_page(
     tokens=st.lists(st.integers(0, 1), min_size=1, max_size=2),
     lengths=st.lists(st.sampled_from((1, 1.5, 2)), min_size=1, max_size=2),
 )
-def test_any_history_beside_shared_prefixes_does_so_too(
+def test_any_history_with_shared_prefixes_reads_its_own_kv_and_loses_no_page(
     seed: int, page_size: int, num_pages: int, eviction: str, tokens: list[int], lengths: list[float]
 ) -> None:
     """Prefixes of one or two pages, of which one may begin the other; most requests have salts."""

@@ -107,7 +107,7 @@ def test_a_page_may_be_inserted_half_filled_and_written_on() -> None:
     checked.insert(a, 6)
     b = checked.start([*range(6), 50, 51])
     assert b.lease.num_cached == 6
-    checked.go_on(a, [60, 61, 62])
+    checked.continue_with(a, [60, 61, 62])
     checked.end(a)
     checked.end(b)
     assert checked.cache.peek(NAMESPACES[0], [*range(6), 60, 61, 62, 0]) == 9
@@ -123,10 +123,10 @@ def test_samples_of_one_prompt_that_agree_for_a_while_lose_nothing(shared: int) 
     checked.insert(a, 10)
     b = checked.start([*range(10), 20, 21, 22, 23, 24])
     checked.end(b)
-    checked.go_on(a, [*range(20, 20 + shared), *range(30, 45)])
+    checked.continue_with(a, [*range(20, 20 + shared), *range(30, 45)])
     checked.insert(a, a.computed)
     checked.check()
-    checked.go_on(a, [77])
+    checked.continue_with(a, [77])
     checked.end(a)
     assert checked.cache.peek(NAMESPACES[0], [*a.tokens, 0]) == len(a.tokens)
     assert checked.cache.peek(NAMESPACES[0], [*b.tokens, 0]) == len(b.tokens)
@@ -139,7 +139,7 @@ def test_a_page_that_the_tree_holds_in_full_elsewhere_is_given_up() -> None:
     checked.insert(a, 6)
     b = checked.start([*range(6), 20, 21, 22])
     checked.insert(b, 9)
-    checked.go_on(a, [20, 21, 22, 33])
+    checked.continue_with(a, [20, 21, 22, 33])
     checked.insert(a, 10)
     checked.check()
     assert a.lease.pages[:2] == b.lease.pages[:2]
@@ -157,7 +157,7 @@ def test_a_page_that_is_being_copied_is_not_taken_from_under_the_copy() -> None:
     checked.insert(b, 12)
     c = checked.admit(NAMESPACES[0], [*range(10), 99])
     assert c is not None and c.copy is not None
-    checked.go_on(a, [20, 33])
+    checked.continue_with(a, [20, 33])
     checked.insert(a, 12)
     checked.check()
     assert checked.cache.peek(NAMESPACES[0], [*a.tokens, 0]) == 11

@@ -114,7 +114,7 @@ def test_a_throttled_host_gets_no_more_than_the_limit(network: Network, hosts: t
     network.throttle(one, None)
 
 
-def test_what_a_distant_host_sends_and_receives_is_late(network: Network, hosts: tuple[Host, Host, Host]) -> None:
+def test_messages_to_and_from_a_distant_host_are_delayed(network: Network, hosts: tuple[Host, Host, Host]) -> None:
     delay_s = 0.2
     far = network.host("far", delay_s=delay_s)
     began = time.monotonic()

@@ -16,7 +16,7 @@ _FILLED_IN = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 
 
 @pytest.mark.parametrize("path", [report.PAGE, report.README], ids=lambda path: path.name)
-def test_the_committed_page_is_what_the_command_writes(path: Path) -> None:
+def test_the_committed_page_equals_the_output_of_the_command(path: Path) -> None:
     assert path.read_text("utf-8") == report.pages()[path], "run python -m benchmarks.report"
 
 

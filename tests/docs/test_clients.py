@@ -15,7 +15,7 @@ def test_each_file_of_tests_has_its_client() -> None:
     assert {path.name for path in (ROOT / "tests/clients").glob("test_*.py")} == CLIENTS.keys()
 
 
-def test_the_page_has_what_each_client_must_see() -> None:
+def test_the_page_has_the_checks_of_each_client() -> None:
     shown = re.findall(r"\| ([^|]+) \| (?:passed|failed|skipped) \|$", PAGE, re.MULTILINE)
     files = [ROOT / "tests/clients" / name for name in CLIENTS]
     assert sorted(shown) == sorted(

@@ -14,7 +14,7 @@ MANIFESTS = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT 
 MADE_BY_KUBERAY = {"raydix-serve-svc", "raydix-head-svc"}
 
 
-def test_what_commands_and_sentences_name_is_in_the_manifests() -> None:
+def test_names_in_commands_and_sentences_are_in_the_manifests() -> None:
     texts = [*WORDS, *(span for _, span in PAGE.spans)]
     named = {name for text in texts for name in re.findall(r"\braydix-[a-z-]+\b", text)}
     assert {name for name in named - MADE_BY_KUBERAY if not re.search(rf"\b{name}\b", MANIFESTS)} == set()

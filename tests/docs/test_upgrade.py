@@ -9,7 +9,7 @@ from tests.docs.support.known_names import settings
 from tests.docs.support.upgrade_table import PAGE, effects, page
 
 
-def test_the_table_is_what_the_code_says() -> None:
+def test_the_table_agrees_with_the_code() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run python -m tests.docs.support.upgrade_table"
 
 

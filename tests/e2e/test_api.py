@@ -33,7 +33,7 @@ def complete(ai: openai.OpenAI, model: str, **options: Any) -> Any:
     return ai.completions.create(model=model, **{"prompt": "Return the", "max_tokens": 24, **options})
 
 
-def test_chat_streamed_and_whole_say_the_same(ai: openai.OpenAI, model: str) -> None:
+def test_chat_has_the_same_text_streamed_and_whole(ai: openai.OpenAI, model: str) -> None:
     whole = chat(ai, model, temperature=0)
     chunks = list(chat(ai, model, temperature=0, stream=True, stream_options={"include_usage": True}))
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
@@ -44,7 +44,7 @@ def test_chat_streamed_and_whole_say_the_same(ai: openai.OpenAI, model: str) -> 
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
 
 
-def test_completions_streamed_and_whole_say_the_same(ai: openai.OpenAI, model: str) -> None:
+def test_completions_have_the_same_text_streamed_and_whole(ai: openai.OpenAI, model: str) -> None:
     whole = complete(ai, model, temperature=0)
     chunks = list(complete(ai, model, temperature=0, stream=True))
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == whole.choices[0].text
@@ -64,7 +64,7 @@ def test_a_list_of_prompts_answers_each(ai: openai.OpenAI, model: str) -> None:
     assert [choice.text for choice in together.choices] == alone
 
 
-def test_echo(ai: openai.OpenAI, model: str) -> None:
+def test_echo_returns_the_prompt_before_the_text(ai: openai.OpenAI, model: str) -> None:
     plain = complete(ai, model, temperature=0).choices[0].text
     assert complete(ai, model, temperature=0, echo=True).choices[0].text == "Return the" + plain
 
@@ -108,7 +108,7 @@ def test_logprobs_are_of_the_chosen_tokens(ai: openai.OpenAI, model: str) -> Non
     assert all(len(top) in (2, 3) for top in legacy.top_logprobs)
 
 
-def test_an_answer_says_where_its_time_went(ai: openai.OpenAI, model: str, any_url: str) -> None:
+def test_an_answer_reports_the_time_of_its_phases(ai: openai.OpenAI, model: str, any_url: str) -> None:
     asked = {"include_timings": True}
     raw = ai.with_raw_response.chat.completions.create(
         model=model, messages=MESSAGES, max_tokens=16, extra_body=asked, extra_headers={"x-request-id": "mine"}

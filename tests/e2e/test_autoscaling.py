@@ -84,7 +84,7 @@ async def story(client: httpx.AsyncClient, number: int, max_tokens: int) -> str:
         return await whole_text(response, max_tokens)
 
 
-def test_one_two_one_without_a_dropped_stream(scaled: Service) -> None:
+def test_the_fleet_scales_from_one_to_two_to_one_without_a_dropped_stream(scaled: Service) -> None:
     async def scenario() -> None:
         async with httpx.AsyncClient(base_url=scaled.url, timeout=120) as client:
             # Long enough that requests are in the engine rather than on their way to it, on a fast machine too.

@@ -101,7 +101,9 @@ def test_a_call_that_makes_no_sense_is_refused(service: Service) -> None:
         list(many("raydix").remote(prompts(3), tenant="unknown"))
 
 
-def test_what_a_killed_ingress_did_not_answer_can_be_asked_again(service: Service, guarded: Service) -> None:
+def test_prompts_that_a_killed_ingress_did_not_answer_can_be_sent_again(
+    service: Service, guarded: Service
+) -> None:
     asked = prompts(40)
     done: dict[int, str | None] = {}
     with pytest.raises(ActorDiedError):
@@ -198,7 +200,7 @@ def test_a_tenant_with_few_places_has_its_batch_answered(guarded: Service, tmp_p
     guarded.wait_until(lambda: guarded.metric("raydix_admission_rejections_total", reason="max_concurrency") > 0)
 
 
-def test_a_wrong_key_is_said_at_once(guarded: Service, tmp_path: Path) -> None:
+def test_a_wrong_key_is_reported_immediately(guarded: Service, tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", prompts(60))
     process = batch(guarded.url, tmp_path, "--key", "another")
     _, errors = process.communicate(timeout=PATIENCE_S)
@@ -240,7 +242,7 @@ def test_a_batch_outlives_its_ingress(guarded: Service) -> None:
 # --- the end -----------------------------------------------------------------------------------------------------
 
 
-def test_an_application_that_is_deleted_finishes_what_a_call_has_begun(guarded: Service) -> None:
+def test_an_application_that_is_deleted_finishes_the_requests_that_a_call_has_begun(guarded: Service) -> None:
     """Runs last, as it deletes the application."""
     done = []
     with pytest.raises(BatchStopped, match="the ingress is being stopped"):

@@ -41,7 +41,7 @@ def test_chat_reuses_the_conversation(base_url: str) -> None:
     assert second[0] > prompt and second[1] >= prompt - 1 and 0 < generated <= 24
 
 
-def test_chat_shows_an_error_of_the_server_and_goes_on(base_url: str) -> None:
+def test_chat_shows_an_error_of_the_server_and_continues(base_url: str) -> None:
     lines = "word " * 20_000 + "\nWhat does len do?\n/stats\n"
     command = [*RAYDIX, "chat", "--url", base_url, "--max-tokens", "8"]
     result = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)

@@ -57,7 +57,9 @@ def test_answers_bear_the_request_s_id_and_errors_are_objects(direct: Service) -
             assert response.json()["error"]["message"] and response.headers["x-request-id"]
 
 
-def test_when_an_ingress_is_killed_the_others_streams_go_on_and_connections_are_answered(direct: Service) -> None:
+def test_when_an_ingress_is_killed_the_others_streams_continue_and_connections_are_answered(
+    direct: Service,
+) -> None:
     """Connections go to both, so that of many streams some are at either. Those of the killed one break."""
 
     async def scenario() -> None:
@@ -92,7 +94,7 @@ def is_unready(service: Service) -> bool:
     return answer.status_code == 503 and "stopped" in answer.json()["reason"]
 
 
-def test_a_stopped_application_says_so_then_closes_the_port_and_lets_streams_end(direct: Service) -> None:
+def test_a_stopped_application_reports_it_then_closes_the_port_and_lets_streams_end(direct: Service) -> None:
     async def scenario() -> None:
         async with (
             httpx.AsyncClient(base_url=direct.url, timeout=120) as client,

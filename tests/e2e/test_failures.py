@@ -122,7 +122,7 @@ async def check_recovery(app: App) -> None:
     assert await app.until(is_quiet, PATIENCE_S), await app.health()
 
 
-def test_streams_go_on_whatever_is_lost(tmp_path: Path) -> None:
+def test_streams_survive_the_loss_of_any_process_or_node(tmp_path: Path) -> None:
     """Each fault occurs once, on three Ray nodes with two ingresses; engines killed or silent have tests below."""
     faults = ["pause", "ingress", "cut", "node"]
     path = tmp_path / "report.json"
@@ -138,7 +138,7 @@ def test_streams_go_on_whatever_is_lost(tmp_path: Path) -> None:
     assert report["not_possible"].keys() <= {"cut"}  # not every kernel lets one
 
 
-def test_streams_go_on_when_their_replica_is_killed_which_is_replaced(
+def test_streams_continue_when_their_replica_is_killed_and_replaced(
     service: Service, app: App, known: Known
 ) -> None:
     """The service is degraded meanwhile, and answers."""
@@ -161,7 +161,7 @@ def test_streams_go_on_when_their_replica_is_killed_which_is_replaced(
     check_counts(service)
 
 
-def test_streams_go_on_when_their_replica_says_nothing_for_long(service: Service, app: App, known: Known) -> None:
+def test_streams_continue_when_their_replica_is_silent_for_long(service: Service, app: App, known: Known) -> None:
     """Stopped, its connections stay open: only silence tells. What it says later is no longer waited for."""
     stopped = app.engines()[0]
 

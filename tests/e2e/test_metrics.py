@@ -35,7 +35,7 @@ def test_both_replicas_are_labelled_and_account_for_their_pages(base_url: str) -
         assert sum_of(page, "kv_pages", replica=replica) == sum_of(page, "kv_pages_capacity", replica=replica) > 0
 
 
-def test_counters_rise_by_what_a_request_used(base_url: str) -> None:
+def test_counters_rise_by_the_tokens_that_a_request_used(base_url: str) -> None:
     before = read_when_settled(base_url)
     first, second = complete(base_url, stream=False), complete(base_url, stream=False)
     prompt = first["prompt_tokens"] + second["prompt_tokens"]

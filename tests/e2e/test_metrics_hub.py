@@ -67,7 +67,7 @@ def test_promtool_finds_no_fault_with_the_real_page(base_url: str) -> None:
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
 
 
-def test_ray_exports_what_is_mirrored(service: Service) -> None:
+def test_ray_exports_the_mirrored_metrics(service: Service) -> None:
     """Totals that are reported twice are not counted twice, and a gauge is there."""
     import ray
 

@@ -83,7 +83,7 @@ def test_a_request_goes_to_the_model_it_names(models: Service) -> None:
         assert "demo-long" in refused.json()["error"]["message"]
 
 
-def test_a_model_embeds_beside_its_answers(models: Service) -> None:
+def test_a_model_embeds_and_answers(models: Service) -> None:
     """The same numbers in both forms; the other model is not served for it."""
     asked = {"model": "demo-long", "input": ["def main(", "import os", "def main("]}
     plain, packed = (

@@ -57,7 +57,7 @@ def ranks() -> list[int]:
     ]
 
 
-def test_a_killed_ranks_streams_go_on_at_the_other_replica(service: Service, parallel: Service) -> None:
+def test_the_streams_of_a_killed_rank_continue_at_the_other_replica(service: Service, parallel: Service) -> None:
     assert answer(parallel, 0, 24) == answer(service, 0, 24)
     assert len(ranks()) == 2
     replicas: set[str] = set()

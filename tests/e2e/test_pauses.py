@@ -45,7 +45,7 @@ def app(service: Service) -> Iterator[App]:
 
 
 @pytest.mark.parametrize("who", ["ingress", "engine"])
-def test_nobody_is_cut_because_a_process_stood_still(app: App, who: str) -> None:
+def test_no_client_is_cut_off_because_a_process_stood_still(app: App, who: str) -> None:
     """Heads, bodies and next requests that come meanwhile are answered, and streams are right, read or unread."""
 
     async def scenario() -> None:
@@ -57,7 +57,7 @@ def test_nobody_is_cut_because_a_process_stood_still(app: App, who: str) -> None
             streams = [asyncio.create_task(put(client, outcome.ask, outcome)) for outcome in outcomes]
             streamed = [outcome for outcome in outcomes if outcome.ask.is_streamed]
             assert await app.until(lambda: all(outcome.chunks for outcome in streamed), PATIENCE_S)
-            await asyncio.to_thread(pause_beside_clients, app, who)
+            await asyncio.to_thread(pause_during_requests, app, who)
             await asyncio.gather(*streams)
         for outcome, (_, answer) in zip(outcomes, known, strict=True):
             assert (outcome.error, outcome.answer) == (None, answer), outcome.ask.name
@@ -65,7 +65,7 @@ def test_nobody_is_cut_because_a_process_stood_still(app: App, who: str) -> None
     asyncio.run(scenario())
 
 
-def pause_beside_clients(app: App, who: str) -> None:
+def pause_during_requests(app: App, who: str) -> None:
     """Pause the process while clients are in the midst of a request, and let them end it before it goes on."""
     pid = (app.ingresses() if who == "ingress" else app.engines())[0]
     short, long = request(max_tokens=2), request(max_tokens=400, stream=True, ignore_eos=True)

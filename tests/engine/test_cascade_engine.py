@@ -59,7 +59,7 @@ def generate(model: Path, cascade: Cascade, num_tokens: int = 4096, **settings: 
     return run_prompts(engine, PROMPTS, LOGPROBS)
 
 
-def what_was_said(streams: list[list[StreamDelta]]) -> list[tuple[list[int], list[TokenLogprobs]]]:
+def tokens_and_logprobs(streams: list[list[StreamDelta]]) -> list[tuple[list[int], list[TokenLogprobs]]]:
     return [
         (tokens_of(events), [entry for event in events for entry in event.logprobs or ()]) for events in streams
     ]
@@ -75,7 +75,7 @@ def test_tokens_and_probabilities_are_the_same(
     alone = generate(model(family), "off", dtype=dtype)
     assert not grouped
     together = generate(model(family), "auto", dtype=dtype)
-    assert what_was_said(together) == what_was_said(alone)
+    assert tokens_and_logprobs(together) == tokens_and_logprobs(alone)
     assert sum(batch.num_groups for batch in grouped) > 15
 
 

@@ -110,7 +110,9 @@ def test_latent_kv_is_fetched_too(slow_model: Path, pairs: list[Pair], tmp_path:
     assert events[-1].num_cached == 80
 
 
-def test_what_a_source_has_on_its_device_and_in_its_host_memory(slow_model: Path, pairs: list[Pair]) -> None:
+def test_pages_on_the_device_and_in_the_host_memory_of_a_source_are_fetched(
+    slow_model: Path, pairs: list[Pair]
+) -> None:
     """The end of the prompt was evicted to the host by another one that begins alike."""
     pair = pair_of(pairs, slow_model, PROMPTS[0], [*PROMPTS[0][:32], *PROMPTS[1][:60]])
     lent = pair.lend(PROMPTS[0]).result(60)

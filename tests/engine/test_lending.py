@@ -46,7 +46,7 @@ def test_a_page_is_the_same_from_the_device_from_the_host_and_from_another_engin
     assert content == found[0]
 
 
-def test_requests_run_beside_a_loan_and_change_nothing_of_it(model: Path) -> None:
+def test_requests_run_during_a_loan_and_do_not_change_it(model: Path) -> None:
     engine = engine_for(model, 16, 320, max_running=2, host_kv_gib=2**-8, host_kv_min_uses=1)
     run_prompts(engine, PROMPTS[:1])
     lent, before = lent_bytes(engine, PROMPTS[0])

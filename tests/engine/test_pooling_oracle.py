@@ -89,7 +89,7 @@ def test_values_in_chunks_of_any_size_and_mixed_batches(
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_cached_prompt_computes_its_last_token_alone(model: Path, overlap: bool) -> None:
+def test_a_cached_prompt_computes_only_its_last_token(model: Path, overlap: bool) -> None:
     engine = engine_for(model, max_step_tokens=24, overlap=overlap)
     prompt = random_ids(10, 61)
     for found, params in ((0, EMBEDDED), (60, EMBEDDED), (60, JUDGED), (60, PLAIN)):
@@ -103,7 +103,7 @@ def test_a_cached_prompt_computes_its_last_token_alone(model: Path, overlap: boo
     check(model, longer, EMBEDDED, events)
 
 
-def test_a_cached_prompt_beside_decodes_changes_no_token(model: Path) -> None:
+def test_a_cached_prompt_next_to_decodes_changes_no_token(model: Path) -> None:
     """The step then has one token of each, as a step of decodes has."""
     engine = engine_for(model)
     prompt, other = random_ids(12, 30), random_ids(13, 20)
@@ -184,7 +184,7 @@ def test_a_prompt_may_take_the_whole_context_and_no_more(model: Path) -> None:
         engine.new_request("2", whole, SamplingParams(pooling=Pooling((101,))))
 
 
-def test_values_that_are_not_finite_fail_that_request_alone(model: Path) -> None:
+def test_values_that_are_not_finite_fail_only_that_request(model: Path) -> None:
     engine = engine_for(model)
     decoder: Any = engine.runner.decoder  # type: ignore[attr-defined]
     normed = decoder.normed
@@ -202,7 +202,7 @@ def test_values_that_are_not_finite_fail_that_request_alone(model: Path) -> None
 
 
 @pytest.mark.parametrize("field", [{"prompt_logprobs": 1}])
-def test_what_generates_is_refused_beside_it(field: dict[str, Any]) -> None:
+def test_pooling_is_refused_with_prompt_logprobs_or_invalid_token_ids(field: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="prompt_logprobs cannot be combined with pooling"):
         SamplingParams(pooling=Pooling(), **field)
     with pytest.raises(ValueError, match="at most 64"):

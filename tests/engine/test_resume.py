@@ -157,7 +157,7 @@ def test_memory_and_steps_on_either_side_do_not_matter(data: st.DataObject, firs
         ([5, 6, 9], {"max_tokens": 3, "stop_token_ids": (9,)}, "stop"),
     ],
 )
-def test_a_request_that_had_ended_ends_at_once(
+def test_a_resumed_request_that_had_ended_ends_immediately(
     output_ids: list[int], options: dict[str, Any], reason: str
 ) -> None:
     """The replica was lost between the last token and the report of the end: no further token is computed."""
@@ -186,7 +186,7 @@ def test_an_end_that_did_not_count_then_does_not_count_now(output_ids: list[int]
     assert script.reason(a) == "length"
 
 
-def test_a_request_that_fills_the_model_s_context_ends_at_once() -> None:
+def test_a_resumed_request_that_fills_the_model_s_context_ends_immediately() -> None:
     script = Script(limits={"max_model_len": 16})
     a = script.arrive(range(1, 9), max_tokens=8, output_ids=[5] * 8)
     script.run()

@@ -25,7 +25,7 @@ GROUPS = 4
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_everybody_is_served_whatever_happens_and_nothing_is_held_in_the_end(group: int) -> None:
+def test_every_request_of_any_episode_is_served_and_nothing_is_held_in_the_end(group: int) -> None:
     for number in range(group, NUM_EPISODES, GROUPS):
         Episode(f"ci.{number}").run(STEPS)
 
@@ -52,7 +52,7 @@ def copies_nothing_back(swap_in: Any) -> Any:
     return wrong
 
 
-def counts_everybody_anew(record: Any) -> Any:
+def counts_recomputed_requests_again(record: Any) -> Any:
     def wrong(*args: Any, recompute: bool, **rest: Any) -> None:
         record(*args, recompute=False, **rest)
 
@@ -91,7 +91,7 @@ def lends_a_page_too_many(lend: Any) -> Any:
 
 DEFECTS: list[tuple[type, str, Wrap]] = [
     (KVCacheManager, "release_copy", lambda release: lambda *args: None),
-    (KVCacheManager, "record_admission", counts_everybody_anew),
+    (KVCacheManager, "record_admission", counts_recomputed_requests_again),
     (KVCacheManager, "fork", forgets_the_copy),
     (SwapSpace, "swap_in", copies_nothing_back),
     (SwapSpace, "forget", lambda forget: lambda *args: None),

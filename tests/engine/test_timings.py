@@ -39,7 +39,7 @@ def test_the_first_delta_has_timings_and_so_has_the_last() -> None:
     assert num_computed(script, a) == 10 + 5 - 1
 
 
-def test_a_preempted_request_reports_what_was_computed_again() -> None:
+def test_a_preempted_request_reports_its_recomputed_tokens() -> None:
     script = Script(num_pages=24, page_size=4)
     a = script.arrive(range(1, 33), max_tokens=30)
     b = script.arrive(range(100, 132), max_tokens=30)
@@ -56,7 +56,7 @@ def test_a_preempted_request_reports_what_was_computed_again() -> None:
     assert timings_of(script, a)[30].num_preemptions == timings_of(script, a)[30].num_recomputed == 0
 
 
-def test_what_another_engine_had_computed_counts_as_computed_again() -> None:
+def test_tokens_that_another_engine_had_computed_count_as_recomputed() -> None:
     """40 prompt and 5 output ids; the cache knows the first 17 of the prompt."""
     script = Script(page_size=4)
     script.arrive([*range(1, 18), 900], max_tokens=1)

@@ -55,7 +55,7 @@ def test_the_same_memory_holds_more_requests(model: Path) -> None:
     assert most["off"] == 2 and most["on"] > 2
 
 
-def test_what_does_not_go_with_windows_is_named_at_the_start(model: Path, tmp_path: Path) -> None:
+def test_a_setting_that_does_not_work_with_windows_is_named_at_the_start(model: Path, tmp_path: Path) -> None:
     assert engine_for(model, 8, 480, host_kv_gib=0.01).runner.layer_groups is None
     with pytest.raises(ValueError, match=r'windowed_kv is "on", but kv_tier'):
         engine_for(model, 8, 480, host_kv_gib=0.01, kv_tier=KVTier(str(tmp_path)), windowed_kv="on")

@@ -14,7 +14,7 @@ from tests.router.support.traffic import conversations, write_mooncake
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_policy_is_simulated_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_is_simulated_next_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows of caches, so it finds more in them than chance does."""
     monkeypatch.chdir(ROOT)
     trace = write_mooncake(tmp_path / "chat.jsonl", conversations(150))

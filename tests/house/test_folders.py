@@ -28,7 +28,7 @@ def test_only_the_packages_are_installed() -> None:
     assert installed == {"cache", "engine", "router", "monitoring", "deployments"}
 
 
-def test_tests_lie_in_folders_named_like_what_they_test() -> None:
+def test_tests_lie_in_folders_named_like_the_packages_that_they_test() -> None:
     assert list(misplaced_tests(ROOT)) == []
 
 
@@ -48,7 +48,7 @@ def test_no_test_imports_another() -> None:
     assert sorted(importers) == []
 
 
-def test_what_lies_in_the_wrong_folder_is_noticed(tmp_path: Path) -> None:
+def test_a_test_in_the_wrong_folder_is_noticed(tmp_path: Path) -> None:
     places = """
         engine/loop.py engine/graphs/rows.py tests/conftest.py tests/house/test_house.py tests/engine/test_loop.py
         tests/engine/graphs/test_rows.py tests/engine/graphs/conftest.py tests/engine/scenarios/test_story.py

@@ -36,7 +36,7 @@ def installed() -> set[str]:
     return {name for name in tracked(*PACKAGES) if not any(fnmatch(name, pattern) for pattern in NOT_INSTALLED)}
 
 
-def test_the_source_distribution_has_what_a_build_needs(archive: Path) -> None:
+def test_the_source_distribution_has_the_files_that_a_build_needs(archive: Path) -> None:
     with tarfile.open(archive) as files:
         names = {member.name.partition("/")[2] for member in files.getmembers() if member.isfile()}
     of_setuptools = {name for name in names if name.startswith("raydix.egg-info/")} | {"PKG-INFO", "setup.cfg"}
@@ -44,7 +44,7 @@ def test_the_source_distribution_has_what_a_build_needs(archive: Path) -> None:
 
 
 @pytest.mark.parametrize("has_compiler", [True, False])
-def test_a_wheel_has_the_packages_alone(archive: Path, tmp_path: Path, has_compiler: bool) -> None:
+def test_a_wheel_has_only_the_packages(archive: Path, tmp_path: Path, has_compiler: bool) -> None:
     """Without a compiler it is for any platform, and its log says what it lacks."""
     compiler = script(tmp_path / "cc", COMPILER) if has_compiler else str(tmp_path / "none")
     wheel = wheel_of(archive, tmp_path / "sources", compiler)

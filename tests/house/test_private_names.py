@@ -32,7 +32,7 @@ _MAY_USE = re.compile(rf"\bray\b|node:__internal|{'|'.join(ATTRIBUTES)}")
 """What is in the text of every file with a private name: the syntax trees of others need not be looked at."""
 
 
-def test_one_file_uses_what_ray_does_not_promise() -> None:
+def test_only_one_file_uses_private_names_of_ray() -> None:
     found = [use for use in private_uses(ROOT, FOLDERS) if not use.startswith(f"{THE_FILE}:")]
     assert not found, "\n".join([f"these belong into {THE_FILE}, with a contract test each:", *found])
 
@@ -64,7 +64,7 @@ def test_a_private_name_is_found_wherever_it_stands(source: str, use: str, tmp_p
 @pytest.mark.parametrize(
     "source", ["from ray.serve import get_replica_context", "import ray", "from rays._x import y", "a._x = b.args"]
 )
-def test_what_is_public_or_ours_is_not(source: str, tmp_path: Path) -> None:
+def test_public_names_and_our_own_are_not_reported(source: str, tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p/a.py").write_text(source)
     assert list(private_uses(tmp_path, ["p"])) == []

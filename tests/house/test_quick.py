@@ -65,7 +65,7 @@ def root(tmp_path: Path) -> Path:
         ("docs/tuning.md", {}),
     ],
 )
-def test_a_change_reaches_what_imports_it_and_what_reads_everything(
+def test_a_change_reaches_the_tests_that_import_it_and_those_that_read_everything(
     changed: str, reached: dict[str, int], root: Path
 ) -> None:
     found = reach_of(root, [changed])

@@ -58,12 +58,12 @@ def names_in(path: Path) -> Iterator[str]:
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
-def test_it_says_when_and_how_it_was_measured() -> None:
+def test_the_table_states_when_and_how_it_was_measured() -> None:
     said = re.search(r"# Measured on (\d{4}-\d\d-\d\d): \S.*\.\n", TABLE.read_text(encoding="utf-8"))
     assert said is not None and datetime.fromisoformat(said[1]) <= datetime.now()
 
 
-def test_what_is_slow_is_marked_as_such(request: pytest.FixtureRequest) -> None:
+def test_slow_tests_are_marked(request: pytest.FixtureRequest) -> None:
     """The marker is for the functions of the table, with all parameters, and for no others."""
     slow = read_table().slow
     for item in request.session.items:
@@ -82,7 +82,7 @@ def test_a_function_is_as_slow_as_all_that_it_does() -> None:
     assert found.rest == {"tests/a/test_x.py": 0.29, "tests/house/test_y.py": 2.5}
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_a_written_table_is_read_again(tmp_path: Path) -> None:
     table = tmp_path / "table.txt"
     durations = Durations({"tests/a.py::test_b": 0.4, "tests/a.py::test_a": 3.0}, {"tests/a.py": 0.2})
     table.write_text(written(durations, "alone", datetime(2026, 11, 29, tzinfo=UTC)))
@@ -92,7 +92,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["tests/a.py::test_b 0.4", "0.4", "", "x tests/a.py"])
-def test_a_line_that_says_nothing_is_named(line: str, tmp_path: Path) -> None:
+def test_an_invalid_line_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "table.txt").write_text(f"# of tests\n{line}\n")
     with pytest.raises(ValueError, match=re.escape(f"table.txt:2 is {line!r}, and 'SECONDS PATH' was expected")):
         read_table(tmp_path / "table.txt")

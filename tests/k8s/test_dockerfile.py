@@ -43,7 +43,7 @@ def ancestors(stage: str) -> list[str]:
     return found
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_finds_no_fault() -> None:
     hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if hadolint is None:
         pytest.skip("hadolint is not installed (it is no dependency: its licence is the GPL)")
@@ -105,7 +105,7 @@ def last_user(target: str) -> str:
     return next(users[-1] for stage in ancestors(target) if (users := of("USER", stage)))
 
 
-def test_the_gpu_image_has_what_triton_compiles_with() -> None:
+def test_the_gpu_image_has_the_compiler_that_triton_needs() -> None:
     """Triton makes a launcher in C at each kernel's first launch, in the image that serves."""
     stages_of_it = ancestors("cuda")
     installed = {
@@ -145,7 +145,7 @@ def test_the_command_is_one_that_is_installed() -> None:
     assert json.loads(command)[0] in PROJECT["project"]["scripts"]
 
 
-def test_what_is_copied_is_there_and_nothing_else_gets_in() -> None:
+def test_the_image_gets_the_copied_files_and_no_others() -> None:
     """The build sees what .dockerignore lets through, which is exactly what the package is made of."""
     rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     let = {rule[1:] for rule in rules if rule.startswith("!")}

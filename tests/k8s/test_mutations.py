@@ -369,7 +369,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake.what}: {mistake.found_by}")
-def test_it_is_found(mistake: Mistake) -> None:
+def test_each_mistake_is_found(mistake: Mistake) -> None:
     if mistake.found_by == "rayservice_schema" and not crd.RAYSERVICE_CRD.exists():
         pytest.skip(f"KubeRay's definition is not beside this checkout ({crd.RAYSERVICE_CRD})")
     if mistake.found_by == "rules" and schema_checks.promtool() is None:

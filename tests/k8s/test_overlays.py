@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(kustomize_command() is None, reason="neither kub
 
 @pytest.mark.parametrize("directory", [*DEPLOYMENTS, *ADDITIONS])
 @pytest.mark.parametrize("name", CHECKS)
-def test_it_holds(directory: str, name: str) -> None:
+def test_each_check_holds_for_each_directory(directory: str, name: str) -> None:
     if name == "rayservice_schema" and not crd.RAYSERVICE_CRD.exists():
         pytest.skip(f"KubeRay's definition is not beside this checkout ({crd.RAYSERVICE_CRD})")
     if name == "rules" and schema_checks.promtool() is None:

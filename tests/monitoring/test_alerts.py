@@ -85,7 +85,7 @@ def test_all_that_the_rules_read_is_served() -> None:
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule.name)
-def test_alerts_say_what_is_wrong_and_where_to_read_on(rule: Rule) -> None:
+def test_alerts_describe_the_fault_and_link_to_the_runbook(rule: Rule) -> None:
     assert set(rule.labels) == {"severity"} and rule.labels["severity"] in ("page", "ticket")
     assert set(rule.annotations) == {"summary", "description", "runbook_url"}
     assert "$value" in rule.annotations["description"] or rule.expr.startswith("absent(")
@@ -145,7 +145,7 @@ def test_the_runbook_names_panels_that_exist() -> None:
         ("avg_over_time(raydix:kv_active:ratio[5m])", "avg_over_time(raydix:kv_actve:ratio[5m])"),
     ],
 )
-def test_what_prometheus_cannot_know_to_be_wrong_is_caught(right: str, wrong: str, tmp_path: Path) -> None:
+def test_an_error_that_prometheus_cannot_detect_is_caught(right: str, wrong: str, tmp_path: Path) -> None:
     assert misfits(_spoiled(tmp_path, right, wrong)) != []
 
 
@@ -172,7 +172,7 @@ def test_what_prometheus_cannot_know_to_be_wrong_is_caught(right: str, wrong: st
         ("metrics", "severity: ticket", "severity: page"),
     ],
 )
-def test_what_changes_when_an_alert_fires_is_caught(cases: str, right: str, wrong: str, tmp_path: Path) -> None:
+def test_a_change_of_when_an_alert_fires_is_caught(cases: str, right: str, wrong: str, tmp_path: Path) -> None:
     _spoiled(tmp_path, right, wrong)
     shutil.copy(RULES.parent / f"{cases}.test.yaml", tmp_path)
     passed, said = promtool("test", "rules", tmp_path / f"{cases}.test.yaml")

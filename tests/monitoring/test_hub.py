@@ -82,7 +82,7 @@ def test_a_silent_process_loses_its_gauges_but_not_its_totals() -> None:
     assert sum_of(page_of(hub, 20.0), "requests_running") == 3
 
 
-def test_after_a_restart_the_new_process_has_the_say_over_gauges() -> None:
+def test_after_a_restart_the_new_process_sets_the_gauges() -> None:
     hub = Hub()
     hub.push("old", engine("r1", 5, running=3).snapshot(), 0.0)
     hub.push("new", engine("r1", 0, running=1).snapshot(), 1.0)

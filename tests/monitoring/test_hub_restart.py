@@ -205,7 +205,7 @@ def test_sums_of_seconds_do_not_depend_on_the_order_of_reports() -> None:
     assert len(sums) == 1
 
 
-def test_a_new_hub_goes_on_where_the_old_one_left_off() -> None:
+def test_a_new_hub_continues_the_counts_of_the_old_one() -> None:
     app = Application()
     for i, amount in enumerate((2, 3, 5)):
         app.count(i, amount)
@@ -266,7 +266,7 @@ def test_gauges_of_those_that_died_with_the_hub_do_not_come_back() -> None:
     assert sum_of(page_of(app.hub, app.now), "metrics_processes") == 1
 
 
-def test_what_was_dropped_before_the_restart_stays_counted() -> None:
+def test_snapshots_dropped_before_the_restart_stay_counted() -> None:
     app = Application()
     app.hub.push("x", b"nonsense", app.now)
     app.wait(0, 1)

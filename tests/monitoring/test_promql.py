@@ -45,7 +45,7 @@ def test_a_selector_is_read_whole() -> None:
         "avg by (own) (raydix:own)",
     ],
 )
-def test_what_fits_the_table_is_no_problem(expression: str) -> None:
+def test_an_expression_that_fits_the_table_is_no_problem(expression: str) -> None:
     assert problems(expression, {"raydix:own": {"own"}}) == []
 
 

@@ -87,7 +87,7 @@ def test_decodes_cost_little_in_a_half_full_memory_and_much_in_a_full_one() -> N
     assert decode_slowdown(160_000, half) == decode_slowdown(16, replace(half, pages_free=0))  # both at the cap
 
 
-def test_what_was_not_used_for_long_is_cheap_to_evict() -> None:
+def test_a_page_that_was_not_used_for_long_is_cheap_to_evict() -> None:
     assert evict_price(None, 1000.0) == 0.0  # pages are free
     assert evict_price(60.0, 0.0) == 0.0  # no rate is known
     assert evict_price(300.0, 1000.0, reuse_s=300.0) == pytest.approx(0.5 / 1000.0)

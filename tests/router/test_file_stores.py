@@ -78,7 +78,7 @@ def test_all_that_share_a_store_are_as_good_and_the_index_keeps_it_once() -> Non
     assert all(isinstance(terms, FetchTerms) for terms in record.terms.values())
 
 
-def test_files_go_on_where_the_device_ends() -> None:
+def test_files_continue_where_the_device_ends() -> None:
     placing = Placing({"a": STORE, "b": STORE})
     placing.placer.replace("a", CHAIN[:100])
     placing.placer.replace(STORE, CHAIN[100:500])
@@ -121,7 +121,7 @@ def test_no_policy_takes_a_store_for_a_replica(policy: str) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b", STORE, OTHER]), st.integers(0, 12)), st.integers(0, 12))
-def test_a_store_reaches_as_far_as_its_blocks_and_holds_no_prompt(held: dict[str, int], first: int) -> None:
+def test_a_store_reaches_up_to_its_last_block_and_holds_no_prompt(held: dict[str, int], first: int) -> None:
     index = PrefixIndex(BLOCK)
     chain = CHAIN[:12]
     for name, blocks in held.items():

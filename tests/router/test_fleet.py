@@ -14,7 +14,7 @@ def fleet(*names: str) -> Fleet:
     return made
 
 
-def test_own_requests_count_at_once_and_only_once() -> None:
+def test_own_requests_count_immediately_and_only_once() -> None:
     view = fleet("a", "b")
     for number in range(3):
         view.open(f"r{number}")
@@ -52,7 +52,7 @@ def test_a_replica_that_is_gone_takes_its_load_along() -> None:
     view.release("r")
 
 
-def test_the_kv_memory_of_all_replicas_is_what_those_that_are_there_report() -> None:
+def test_the_kv_memory_of_the_fleet_is_the_sum_that_present_replicas_report() -> None:
     view = fleet("a", "b")
     assert view.kv_tokens() == 0
     view.record_load("a", ReplicaLoad(pages_total=100, page_size=16))

@@ -29,7 +29,7 @@ HOST, FILE = int(Tier.HOST), int(Tier.FILE)
 
 @given(depths=st.lists(st.integers(0, 40), min_size=3, max_size=3).map(sorted), rest=st.integers(0, 9))
 @settings(deadline=None, database=None)
-def test_what_lies_below_is_counted_by_tier(depths: list[int], rest: int) -> None:
+def test_blocks_in_lower_tiers_are_counted_by_tier(depths: list[int], rest: int) -> None:
     """The device has the first blocks, the host those after them, files the others."""
     device, host, file = depths
     chain = list(range(1, file + rest + 1))
@@ -45,7 +45,7 @@ def test_what_lies_below_is_counted_by_tier(depths: list[int], rest: int) -> Non
     assert count_calls(lambda: find("a", file)) < 60
 
 
-def test_an_index_knows_what_lies_where_until_it_changes() -> None:
+def test_an_index_knows_the_tier_of_each_block_until_it_changes() -> None:
     index, chain = PrefixIndex(BLOCK), list(range(1, 11))
     index.apply("a", chain, [])
     assert index.match(chain, 0.0).below("a") == () and not index.match(chain, 0.0).has_lower
@@ -144,7 +144,7 @@ def test_the_device_is_preferred_to_the_host_and_the_host_to_nothing(others: str
         placer.release(again.request_id)
 
 
-def test_a_request_that_another_replica_takes_is_explained_anew() -> None:
+def test_a_request_that_another_replica_takes_is_explained_again() -> None:
     fleet = Fleet()
     fleet.update({name: ReplicaAddress(name, f"tcp://{name}", "secret") for name in "ab"})
     placer = Placer(fleet, PlacerSettings(block_tokens=BLOCK), random.Random(1))

@@ -56,7 +56,7 @@ def test_an_overlap_that_its_index_has_outrun_is_not_read_and_a_copy_is_kept(cha
         dict(before)
 
 
-def test_what_a_replica_holds_is_found_without_all_others() -> None:
+def test_the_blocks_of_a_replica_are_found_without_visiting_all_others() -> None:
     """Each of many replicas holds another depth."""
 
     def calls(num_replicas: int) -> int:

@@ -49,7 +49,7 @@ def test_a_prompt_goes_to_the_replica_that_says_it_holds_it() -> None:
     assert record.terms["c"].prefill < record.terms[record.runner_up or ""].prefill
 
 
-def test_what_was_evicted_no_longer_attracts() -> None:
+def test_an_evicted_prefix_no_longer_attracts() -> None:
     _, placer = made("a", "b")
     prompt = Prompt("r", list(range(400)))
     placer.replace("b", held(prompt))
@@ -98,7 +98,7 @@ def test_a_resumed_stream_is_looked_up_with_all_its_tokens() -> None:
     assert record is not None and (record.predicted_cached, record.num_tokens) == (400, 400)
 
 
-def test_a_dispatch_counts_at_once_as_load_and_as_prefix() -> None:
+def test_a_dispatch_counts_immediately_as_load_and_as_prefix() -> None:
     fleet, placer = made("a", "b", "c")
     first = Prompt("r0", list(range(4000)))
     fleet.open("r0")
@@ -176,7 +176,7 @@ def test_a_replica_that_is_gone_is_forgotten() -> None:
     assert placer.uncached_tokens(prompt) == 400
 
 
-def test_the_record_says_what_came_of_it() -> None:
+def test_the_record_has_the_outcome() -> None:
     _, placer = made("a", "b")
     prompt = Prompt("r", list(range(400)))
     placer.replace("b", held(prompt))
@@ -192,7 +192,7 @@ def test_the_record_says_what_came_of_it() -> None:
     }
 
 
-def test_an_index_has_room_for_what_the_replicas_can_hold_or_for_as_much_as_is_set() -> None:
+def test_an_index_has_room_for_all_that_the_replicas_can_hold_or_for_the_configured_number() -> None:
     fleet, placer = made("a", "b")
     placer.apply_delta("a", [1], [])
     assert placer.totals()["max_blocks"] == 4_000_000  # at least
@@ -216,7 +216,7 @@ def test_an_index_has_room_for_what_the_replicas_can_hold_or_for_as_much_as_is_s
     assert (small.totals()["blocks"], small.totals()["dropped"]) == (10, 30)
 
 
-def test_what_prompts_begin_with_is_not_lost_when_the_index_is_full() -> None:
+def test_the_common_beginning_of_prompts_is_not_lost_when_the_index_is_full() -> None:
     """A system prompt, with questions that nobody asks twice, while the replicas report what others sent them."""
     fleet, now = Fleet(), [0.0]
     fleet.update({"a": None})
@@ -235,7 +235,7 @@ def test_what_prompts_begin_with_is_not_lost_when_the_index_is_full() -> None:
     assert placer.totals()["dropped"] > 10_000
 
 
-def test_regret_is_what_a_cheaper_replica_did_not_have() -> None:
+def test_regret_is_the_number_of_cached_tokens_that_a_cheaper_replica_lacked() -> None:
     fleet, placer = made("a", "b")
     prompt = Prompt("r", list(range(400)))
     placer.replace("a", held(prompt))
@@ -297,7 +297,7 @@ def test_news_and_questions_from_two_threads_do_not_disturb_each_other() -> None
         teller.join()
 
 
-def test_a_shared_prefix_attracts_all_salts_and_what_follows_it_only_its_own() -> None:
+def test_a_shared_prefix_attracts_all_salts_and_its_continuation_only_its_own() -> None:
     """The engine's cache reports hashes; the placer knows prompts, and expects what it sent, by the same."""
     fleet, placer = made("a", "b")
     system = list(range(1000, 1040))

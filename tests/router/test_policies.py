@@ -200,6 +200,6 @@ def test_a_replica_whose_batch_is_full_is_no_place_to_go_although_nothing_waits_
         assert policy.decide(query(1000, {"a": 1000}), fleet, random.Random(1)).order[0] == "b"
 
 
-def test_of_equal_costs_one_that_runs_far_more_requests_is_spared() -> None:
+def test_a_replica_that_runs_far_more_requests_is_spared_at_equal_costs() -> None:
     fleet = [candidate("a", num_running=60), *(candidate(name) for name in "bcd")]
     assert CostPolicy().decide(query(100, {"a": 96}), fleet, random.Random(1)).order[0] != "a"

@@ -72,7 +72,7 @@ def test_a_placer_takes_it_and_counts_its_decisions() -> None:
         (f"{HERE}:NeedsArguments", r"cannot be made without arguments \(TypeError: .*factor"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_the_reason(name: str, message: str) -> None:
+def test_an_unusable_policy_is_refused_with_the_reason(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         policy_named(name)
 

@@ -151,7 +151,7 @@ class Driver:
 
 @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(seed=st.integers(0, 2**32), num_replicas=st.sampled_from((1, 3, 70)), length=st.sampled_from((1, 8, 300)))
-def test_any_history_is_matched_by_what_is_known(seed: int, num_replicas: int, length: int) -> None:
+def test_a_match_after_any_history_ends_at_a_known_block(seed: int, num_replicas: int, length: int) -> None:
     """Deltas out of order, repeated and lost: a match ends at a known block, and not before the first hole."""
     driver = Driver(seed, num_replicas, length)
     for _ in range(150):
@@ -193,7 +193,7 @@ def test_a_full_index_knows_less_but_nothing_wrong(seed: int, num_replicas: int,
     assert driver.index.num_blocks == max_blocks
 
 
-def test_a_hole_does_not_hide_what_lies_behind_it() -> None:
+def test_a_hole_does_not_hide_the_blocks_behind_it() -> None:
     """A delta was lost: a replica that holds a block holds all before it."""
     index = PrefixIndex(16)
     index.apply("a", [1, 2, 4, 5], [])
@@ -202,7 +202,7 @@ def test_a_hole_does_not_hide_what_lies_behind_it() -> None:
     assert index.match([1, 2, 3], 0.0) == {"a": 2, "b": 3}
 
 
-def test_a_dispatch_counts_at_once_until_it_expires_or_is_confirmed() -> None:
+def test_a_dispatch_counts_immediately_until_it_expires_or_is_confirmed() -> None:
     index = PrefixIndex(16, expect_s=10.0)
     index.expect("a", [1, 2, 3], now=0.0)
     index.expect("b", [1, 2, 3], now=4.0)
@@ -223,7 +223,7 @@ def test_a_dispatch_outlives_a_snapshot_that_cannot_know_of_it() -> None:
     assert index.match([1, 2, 3], 10.0) == {"a": 1}
 
 
-def test_a_full_index_takes_in_what_is_new_and_forgets_what_was_of_no_use() -> None:
+def test_a_full_index_takes_new_blocks_and_forgets_those_of_no_use() -> None:
     index = PrefixIndex(16, max_blocks=100)
     first, second = list(range(1, 81)), list(range(1001, 1081))
     index.apply("a", first, [])
@@ -235,7 +235,7 @@ def test_a_full_index_takes_in_what_is_new_and_forgets_what_was_of_no_use() -> N
     assert index.match(first, 0.0)["b"] == 80 and index.num_blocks == 100
 
 
-def test_what_was_used_last_stays_when_snapshots_do_not_fit() -> None:
+def test_the_most_recently_used_blocks_stay_when_snapshots_do_not_fit() -> None:
     """Replicas tell first what was used last, all of them a first part before any tells a second."""
     index = PrefixIndex(16, max_blocks=1000)
     parts = {
@@ -285,7 +285,7 @@ def test_a_hot_prompt_keeps_all_its_blocks_in_any_flood() -> None:
         assert index.num_blocks <= 1000
 
 
-def test_what_was_useful_once_gives_way_to_what_is_useful_now() -> None:
+def test_blocks_that_were_useful_once_give_way_to_those_useful_now() -> None:
     index = PrefixIndex(16, max_blocks=800)
     prompts = [list(range(start, start + 100)) for start in range(1000, 101_000, 1000)]
     for turn, prompt in enumerate(prompts):
@@ -297,7 +297,7 @@ def test_what_was_useful_once_gives_way_to_what_is_useful_now() -> None:
     assert not any(index.match(prompt, 0.0) for prompt in prompts[:80])
 
 
-def test_a_bound_that_is_lowered_is_reached_little_by_little_and_one_that_is_raised_at_once() -> None:
+def test_a_lowered_bound_is_reached_gradually_and_a_raised_one_immediately() -> None:
     index = PrefixIndex(16, max_blocks=1000)
     index.apply("a", range(1, 1001), [])
     index.max_blocks = 100
@@ -374,7 +374,7 @@ def test_settings_out_of_range_are_refused() -> None:
             PrefixIndex(**{"block_tokens": 16, **wrong})  # type: ignore[arg-type]
 
 
-def test_the_dictionaries_of_a_growing_index_grow_one_after_the_other() -> None:
+def test_the_dictionaries_of_a_growing_index_grow_in_turn() -> None:
     """One that grows moves all it has, and every stream of an ingress waits. Also of hashes that are too even."""
     held = HeldBlocks(10_000_000)
     slot, shards = held.new_slot(), {id(shard): shard for shard in held._shards}

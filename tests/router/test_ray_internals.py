@@ -71,7 +71,7 @@ def test_every_private_name_has_a_contract() -> None:
     assert CONTRACTS.keys() == PRIVATE_NAMES.keys()
 
 
-def test_a_missing_name_is_reported_with_what_it_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_name_is_reported_with_the_feature_that_it_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(replica.Replica, "_perform_graceful_shutdown")
     monkeypatch.delattr(context, "_set_request_context")
     for name in (

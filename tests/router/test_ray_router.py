@@ -106,7 +106,7 @@ def test_all_replicas_are_ranked_and_retries_back_off(router: Any) -> None:
     assert chosen(router, pending("other", [*range(8), 77])) == ranks
 
 
-def test_it_books_the_request_where_it_sends_it(router: Any, state: RouterState) -> None:
+def test_the_router_books_a_request_at_the_replica_that_it_sends_it_to(router: Any, state: RouterState) -> None:
     fleet, placer = state.fleet, state.placer
     ((first,), (second,), _) = chosen(router, pending())
     assert fleet.placement("r") == first
@@ -119,7 +119,7 @@ def test_it_books_the_request_where_it_sends_it(router: Any, state: RouterState)
     assert sum(fleet.loads().values()) == 0 and fleet.placement("r") is None
 
 
-def test_a_router_with_other_settings_than_the_ingress_says_so_and_places_as_the_ingress_does(
+def test_a_router_with_other_settings_than_the_ingress_logs_it_and_places_as_the_ingress_does(
     app: str, state: RouterState, caplog: pytest.LogCaptureFixture
 ) -> None:
     router = made(app, replace(SETTINGS, expect_s=1.5))
@@ -128,7 +128,7 @@ def test_a_router_with_other_settings_than_the_ingress_says_so_and_places_as_the
     assert "expect_s=10.0" in caplog.text and "expect_s=1.5" in caplog.text
 
 
-def test_the_deployments_of_a_model_share_one_fleet_and_each_tells_of_its_own_replicas(
+def test_the_deployments_of_a_model_share_one_fleet_and_each_reports_its_own_replicas(
     app: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = router_state(app, "engines", SETTINGS)
@@ -159,7 +159,7 @@ def test_a_watch_goes_to_its_replica_or_waits_for_it(router: Any, state: RouterS
     assert watch.routing_context.should_backoff and sum(state.fleet.loads().values()) == 0
 
 
-def test_a_call_that_cannot_be_told_to_back_off_is_routed_all_the_same(
+def test_a_call_that_cannot_be_told_to_back_off_is_still_routed(
     router: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As Serve may rename what a call is told by: an exception would hang the request."""
@@ -170,7 +170,7 @@ def test_a_call_that_cannot_be_told_to_back_off_is_routed_all_the_same(
 
 
 @pytest.mark.parametrize("prompt", [None, "text", [2**70], [1.5], [None], object()])
-def test_whatever_the_prompt_is_some_replica_is_chosen(router: Any, prompt: Any) -> None:
+def test_a_replica_is_chosen_for_any_prompt(router: Any, prompt: Any) -> None:
     assert flat(chosen(router, pending(prompt=prompt))) == ["a", "b", "c"]
 
 
@@ -215,7 +215,7 @@ def test_a_session_is_followed_when_no_prefix_is_known(router: Any) -> None:
     assert len(homes) == 1 and len(others) > 1
 
 
-def test_a_replica_is_reached_where_and_with_what_keys_it_advertises() -> None:
+def test_a_replica_is_reached_at_the_address_and_with_the_keys_that_it_advertises() -> None:
     (replica,) = replicas("a")
     replica.replica_metadata = WIRE
     assert address_of(replica) == ReplicaAddress("a", "tcp://a:1", "s", 7, "p")

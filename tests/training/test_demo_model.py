@@ -136,7 +136,7 @@ def test_a_greeting_is_greeted_back(model: Any, tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["os.plonk_files", "numpy.array", "vortexify"])
-def test_what_it_does_not_know_it_says(model: Any, tokenizer: Any, name: str) -> None:
+def test_it_says_that_it_does_not_know_an_unknown_name(model: Any, tokenizer: Any, name: str) -> None:
     answer = answer_ids(model, tokenizer, [user(f"What does {name} do?")])
     assert tokenizer.decode(answer, skip_special_tokens=True) == UNKNOWN
 
@@ -165,7 +165,7 @@ def test_the_unseen_phrasing_is_never_trained_and_a_seed_repeats_itself() -> Non
     assert dialogues == list(itertools.islice(Writer(facts, 1).dialogues(), 6000))
 
 
-def test_only_what_the_assistant_says_counts_in_full(tokenizer: Any) -> None:
+def test_only_the_assistants_words_count_in_full(tokenizer: Any) -> None:
     """Full weight lies on the answers and the EOS after them, wherever rows were cut."""
     batch = Packer(Writer(list(FACTS.values()), 1), tokenizer, tokens=2048, seed=2).batch()
     for targets, weights in zip(batch.targets.tolist(), batch.weights.tolist(), strict=True):

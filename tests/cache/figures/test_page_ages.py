@@ -35,7 +35,7 @@ def test_pages_dropped_by_a_reset_or_given_back_uncomputed_are_no_evictions() ->
     assert cache.page_ages.drain() == [] and cache.stats.evicted_pages == 0
 
 
-def test_a_large_memory_is_sampled_and_what_is_kept_is_bounded() -> None:
+def test_a_large_memory_is_sampled_and_the_record_is_bounded() -> None:
     ages = PageAges(200_000)
     ages.taken(range(200_000), 0.0)
     for _ in range(100):

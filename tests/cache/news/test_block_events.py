@@ -35,7 +35,7 @@ OPEN, SALTED = Namespace("m"), Namespace("m", "", "salt")
     salted=st.booleans(),
     shares=st.booleans(),
 )
-def test_a_mirror_of_the_events_knows_what_the_tree_holds(
+def test_a_mirror_of_the_events_has_the_blocks_that_the_tree_holds(
     seed: int, page_size: int, block_tokens: int, num_pages: int, drain_weight: int, salted: bool, shares: bool
 ) -> None:
     checked = CheckedCache(KVCacheManager(num_pages, page_size, block_tokens=block_tokens))
@@ -83,7 +83,7 @@ def test_blocks_have_their_tokens_and_the_block_before_them() -> None:
     assert events.drain() == [BlocksStored(Tier.DEVICE, blocks[2:], blocks[1], list(range(8, 16)), "")]
 
 
-def test_a_salt_s_blocks_are_not_told_unless_asked_for() -> None:
+def test_a_salt_s_blocks_are_not_reported_unless_asked_for() -> None:
     for salted in (False, True):
         cache = KVCacheManager(16, 4, block_tokens=4)
         events = cache.follow_blocks(salted)
@@ -96,7 +96,7 @@ def test_a_salt_s_blocks_are_not_told_unless_asked_for() -> None:
         assert bool(events.drain()) == salted
 
 
-def test_what_follows_a_shared_prefix_continues_it_under_each_salt() -> None:
+def test_blocks_after_a_shared_prefix_continue_it_under_each_salt() -> None:
     cache = KVCacheManager(16, 4, block_tokens=4)
     events = cache.follow_blocks(include_salted=True)
     serve(cache, list(range(8)))
@@ -107,7 +107,7 @@ def test_what_follows_a_shared_prefix_continues_it_under_each_salt() -> None:
     assert (stored.parent, stored.token_ids, stored.salt) == (chain(range(8))[1], list(range(8, 12)), "salt")
 
 
-def test_tiers_are_told_apart_and_what_is_nowhere_is_forgotten() -> None:
+def test_tiers_are_told_apart_and_a_block_in_no_tier_is_forgotten() -> None:
     events = BlockEvents(2)
     events.store(OPEN, None, [11, 12], array("i", [1, 2, 3, 4, 5]))
     events.keep([12], Tier.HOST)
@@ -131,7 +131,7 @@ def test_tiers_are_told_apart_and_what_is_nowhere_is_forgotten() -> None:
     assert events.drain() == [], "neither is known any more"
 
 
-def test_what_came_and_went_is_not_told() -> None:
+def test_a_block_that_was_stored_and_evicted_is_not_reported() -> None:
     events = BlockEvents(2)
     events.store(OPEN, None, [11], array("i", [1, 2]))
     events.evict([11])
@@ -154,7 +154,7 @@ def tracing() -> Iterator[None]:
         tracemalloc.stop()
 
 
-def test_without_a_reader_no_more_is_kept_than_what_is_held() -> None:
+def test_without_a_reader_the_record_of_stores_and_evictions_stays_small() -> None:
     events, tokens = BlockEvents(1), array("i", [1])
     with tracing():
         for number in range(6 * MAX_NOTES):
@@ -167,11 +167,11 @@ class SlowToRead(array):  # type: ignore[type-arg]
     """Tokens at which a reader stays until the test lets it go on."""
 
     def __init__(self, *_: Any) -> None:
-        self.is_read, self.goes_on = threading.Event(), threading.Event()
+        self.is_read, self.may_continue = threading.Event(), threading.Event()
 
     def __getitem__(self, key: Any) -> Any:
         self.is_read.set()
-        assert self.goes_on.wait(60)
+        assert self.may_continue.wait(60)
         return super().__getitem__(key)
 
 
@@ -190,7 +190,7 @@ def test_a_reader_that_is_at_work_never_holds_the_engine_up() -> None:
             threads.submit(engine).result(60)
             assert not drained.done()
         finally:
-            tokens.goes_on.set()
+            tokens.may_continue.set()
         stored = drained.result(60)[0]
     assert isinstance(stored, BlocksStored) and stored.blocks[0] == 0
 

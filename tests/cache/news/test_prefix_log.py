@@ -194,7 +194,7 @@ def test_blocks_with_one_hash_do_no_harm() -> None:
     assert list(log.snapshot()) == [2]
 
 
-def test_a_snapshot_begins_with_what_was_used_last() -> None:
+def test_a_snapshot_begins_with_the_most_recently_used_blocks() -> None:
     """After what precedes it in its prefix, and whatever was computed after it."""
     checked = listener(num_pages=64, page_size=4, block_tokens=4)
     system = list(range(8))
@@ -209,7 +209,7 @@ def test_a_snapshot_begins_with_what_was_used_last() -> None:
     assert len(told) == 8 and set(told) == checked.heard
 
 
-def test_what_is_evicted_while_a_snapshot_is_read_is_left_out_of_the_rest() -> None:
+def test_blocks_evicted_while_a_snapshot_is_read_are_left_out_of_the_rest() -> None:
     checked = listener(num_pages=8, page_size=4, block_tokens=4)
     checked.serve(range(20))
     checked.drain()
@@ -221,7 +221,7 @@ def test_what_is_evicted_while_a_snapshot_is_read_is_left_out_of_the_rest() -> N
     assert list(snapshot) == [chain[2]]
 
 
-def test_the_record_of_what_was_used_last_is_bounded() -> None:
+def test_the_record_of_recent_runs_is_bounded() -> None:
     recent = RecentRuns()
     for number in range(5 * MAX_RUNS):
         recent.use([(8, [2 * number, 1]), (0, [2 * number + 1])])
@@ -230,7 +230,7 @@ def test_the_record_of_what_was_used_last_is_bounded() -> None:
     assert newest[:2] == [[10 * MAX_RUNS - 1], [10 * MAX_RUNS - 2, 1]]
 
 
-def test_the_age_of_what_goes_next_is_what_an_allocation_costs() -> None:
+def test_the_eviction_age_is_that_of_the_page_that_an_allocation_would_evict() -> None:
     cache = KVCacheManager(4, 4)
     assert cache.eviction_age(0.0) is None
     for number in range(2):

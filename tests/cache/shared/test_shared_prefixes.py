@@ -17,7 +17,7 @@ def cache(num_pages: int = 40, page_size: int = 4, block_tokens: int | None = No
     return CheckedCache(KVCacheManager(num_pages, page_size, block_tokens=block_tokens))
 
 
-def test_it_is_found_under_every_salt_and_held_once() -> None:
+def test_a_shared_prefix_is_found_under_every_salt_and_held_once() -> None:
     checked = cache()
     checked.share(SYSTEM)
     assert checked.cache.num_shared_pages == 3
@@ -28,7 +28,7 @@ def test_it_is_found_under_every_salt_and_held_once() -> None:
     assert (account.locked, account.evictable) == (3, 3)  # one page after it for each namespace
 
 
-def test_it_survives_pressure_and_resets_and_empty_gates_go() -> None:
+def test_a_shared_prefix_survives_pressure_and_resets_and_empty_gates_are_removed() -> None:
     checked = cache(num_pages=8)
     checked.share(SYSTEM)
     for first in range(20):
@@ -40,7 +40,7 @@ def test_it_survives_pressure_and_resets_and_empty_gates_go() -> None:
     assert checked.serve([*SYSTEM, 7], OTHER) == len(SYSTEM)
 
 
-def test_only_prompts_that_go_on_after_its_end_use_it() -> None:
+def test_only_prompts_that_continue_after_a_shared_prefix_use_it() -> None:
     checked = cache()
     checked.share(SYSTEM)
     assert checked.serve(SYSTEM, SALTED) == 0
@@ -59,20 +59,20 @@ def test_the_longest_of_several_is_used_and_each_keeps_whole_pages_and_blocks() 
     assert checked.cache.num_shared_pages == 6
 
 
-def test_a_fork_goes_on_beside_its_first_lease() -> None:
+def test_a_fork_continues_next_to_its_first_lease() -> None:
     checked = cache()
     checked.share(SYSTEM)
     client = checked.start([*SYSTEM, 1], SALTED)
-    checked.go_on(client, [2, 3, 4, 5])
+    checked.continue_with(client, [2, 3, 4, 5])
     fork = checked.fork(client, len(SYSTEM) + 2)
-    checked.go_on(fork, [9, 9])  # a fork gets its copy first
+    checked.continue_with(fork, [9, 9])  # a fork gets its copy first
     checked.compute(fork, 4)
     checked.end(client)
     checked.end(fork)
     assert checked.serve([*SYSTEM, 1, 2, 9, 9, 9], SALTED) == len(SYSTEM) + 4
 
 
-def test_what_is_not_held_cannot_be_shared() -> None:
+def test_tokens_that_are_not_held_cannot_be_shared() -> None:
     checked = cache()
     with pytest.raises(ValueError, match="only 0 of them are held"):
         checked.cache.share(OPEN, SYSTEM)

@@ -202,8 +202,8 @@ class CheckedCache:
 
     def lend(self, namespace: Namespace, tokens: list[int]) -> None:
         """Lend the whole pages that are held of `tokens`, which nobody else may notice."""
-        goes_on = [*tokens, 99]
-        length = self.longest_held(namespace, goes_on) // self.cache.page_size * self.cache.page_size
+        continued = [*tokens, 99]
+        length = self.longest_held(namespace, continued) // self.cache.page_size * self.cache.page_size
         stats, leaf = self.cache.stats.copy(), self.cache.tree.next_to_go()
         uses = {node: (node.hits, node.last_access) for node, _ in self.paths()}
         loan = self.cache.lend(namespace, tokens)
@@ -212,7 +212,7 @@ class CheckedCache:
         assert leaf is None or leaf.is_locked or self.cache.tree.next_to_go() is leaf
         assert (0 if loan is None else len(loan.pages) * self.cache.page_size) == length
         if loan is not None:
-            self.loans.append((loan, kv_of(namespace, tokens, self.num_shared(namespace, goes_on))[:length]))
+            self.loans.append((loan, kv_of(namespace, tokens, self.num_shared(namespace, continued))[:length]))
 
     def take_back(self, number: int) -> None:
         """End a loan."""
@@ -259,7 +259,7 @@ class CheckedCache:
         self.check()
         return client
 
-    def go_on(self, client: Client, tokens: Sequence[int]) -> None:
+    def continue_with(self, client: Client, tokens: Sequence[int]) -> None:
         """The request generates `tokens`, and their KV is computed."""
         client.tokens.extend(tokens)
         self.compute(client, len(tokens))

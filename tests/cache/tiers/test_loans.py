@@ -20,7 +20,7 @@ def test_only_whole_pages_are_lent_and_all_of_them() -> None:
     checked.check_locks()
 
 
-def test_what_is_lent_is_neither_evicted_nor_counted_as_a_use() -> None:
+def test_lent_pages_are_neither_evicted_nor_counted_as_used() -> None:
     checked = checked_cache(num_pages=8)
     checked.serve(range(16))
     checked.lend(NS, list(range(12)))
@@ -34,7 +34,7 @@ def test_what_is_lent_is_neither_evicted_nor_counted_as_a_use() -> None:
     assert checked.cache.account().lent == 0 and checked.cache.stats.hit_tokens == 0
 
 
-def test_what_a_request_holds_as_well_is_locked_and_not_lent() -> None:
+def test_pages_that_a_request_also_holds_are_locked_and_not_lent() -> None:
     checked = checked_cache()
     checked.serve(range(32))
     checked.lend(NS, list(range(32)))

@@ -190,7 +190,7 @@ def test_waiting_too_long_is_refused_with_a_time_to_come_back() -> None:
     run(scenario())
 
 
-def test_a_request_that_cannot_meet_its_deadline_by_the_measured_rate_is_refused_at_once() -> None:
+def test_a_request_that_cannot_meet_its_deadline_at_the_measured_rate_is_refused_immediately() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=1000)
         client = admitting(fleet, ttft_target_s=0.5, max_wait_s=100)
@@ -223,7 +223,7 @@ def test_a_tenants_flood_is_refused_and_others_are_not() -> None:
     run(scenario())
 
 
-def test_the_backlog_counts_what_waits_and_all_that_leaves_without_an_engine() -> None:
+def test_the_backlog_counts_requests_that_wait_and_those_that_leave_without_an_engine() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=1000)
         client = admitting(fleet, ttft_target_s=0.5, max_wait_s=3, max_waiting_per_tenant=8)
@@ -344,7 +344,7 @@ async def quiet_p95(flood: float, target_s: float) -> float:
     return percentile(times["a"], 0.95)
 
 
-def test_a_flood_at_20_times_leaves_anothers_ttft_within_half_again_of_alone() -> None:
+def test_a_flood_of_20_times_the_rate_raises_another_tenants_ttft_by_at_most_half() -> None:
     alone = run(quiet_p95(0, 0.15))
     flooded = run(quiet_p95(20, 0.15))
     unfair = run(quiet_p95(20, 1e9))
@@ -352,7 +352,7 @@ def test_a_flood_at_20_times_leaves_anothers_ttft_within_half_again_of_alone() -
     assert unfair > 10 * alone  # so the test would detect a failure
 
 
-def test_deferrable_requests_take_what_others_leave_whatever_their_priority() -> None:
+def test_deferrable_requests_take_the_capacity_that_others_leave_whatever_their_priority() -> None:
     """300 of one tenant wait first; each of the others' is sent as if it were alone."""
 
     async def scenario() -> None:

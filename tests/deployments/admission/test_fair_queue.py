@@ -172,7 +172,7 @@ def test_a_tenant_below_its_share_goes_first_but_only_once_a_round() -> None:
     assert turns["sparse"] <= min(turns["x"], turns["y"], turns["z"])
 
 
-def test_what_turns_out_to_be_cached_is_given_back() -> None:
+def test_tokens_that_turn_out_to_be_cached_are_refunded() -> None:
     """Prompts are equal, but one tenant's are cached, so more of them are sent for the same computed tokens."""
     queue: FairQueue[str] = FairQueue({}, SETTINGS)
     for _ in range(400):
@@ -188,7 +188,7 @@ def test_what_turns_out_to_be_cached_is_given_back() -> None:
     assert sent["cached"] == pytest.approx(10 * sent["cold"], rel=0.15)
 
 
-def test_bounds_say_whose_they_are_and_a_tenants_first_request_always_fits() -> None:
+def test_errors_name_the_owner_of_a_bound_and_a_tenants_first_request_always_fits() -> None:
     queue: FairQueue[str] = FairQueue({}, BOUNDED)
     queue.push(entry("a", 60))
     with pytest.raises(AdmissionQueueFull, match="as many of your prompt tokens are waiting as may, 100 ") as full:
@@ -211,7 +211,7 @@ def test_bounds_say_whose_they_are_and_a_tenants_first_request_always_fits() -> 
     assert "5001" not in full.value.reason  # which is what another asked
 
 
-def test_what_goes_before_a_new_request_is_its_own_and_the_others_shares() -> None:
+def test_tokens_before_a_new_request_are_its_tenants_own_and_the_others_shares() -> None:
     queue: FairQueue[str] = FairQueue({"heavy": 4.0}, SETTINGS)
     assert queue.tokens_before("light", 100) == 0
     for _ in range(100):

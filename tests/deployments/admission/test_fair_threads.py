@@ -61,7 +61,7 @@ def test_results_and_exceptions_come_back() -> None:
     play(2, story)
 
 
-def test_the_last_idle_thread_is_not_for_who_has_one() -> None:
+def test_the_last_idle_thread_is_not_for_a_tenant_that_has_one() -> None:
     """A tenant's flood takes all threads but one, where another's work is done at once."""
 
     async def story(threads: FairThreads) -> None:
@@ -137,7 +137,7 @@ def test_work_whose_client_has_left_is_not_done() -> None:
     play(1, story)
 
 
-def test_closing_cancels_what_waits() -> None:
+def test_closing_cancels_waiting_work() -> None:
     async def story(threads: FairThreads) -> None:
         gate = Gate()
         running = asyncio.ensure_future(threads.run("a", gate.work))

@@ -100,13 +100,13 @@ def test_more_answers_than_a_minutes_requests_need_a_full_bucket_and_leave_a_deb
     tenant.start()
 
 
-def test_what_generates_nothing_is_one_request() -> None:
+def test_a_call_that_generates_nothing_counts_as_one_request() -> None:
     tenant = limits(Clock(), requests_per_minute=60)
     tenant.start().admit(0, 10)
     assert tenant.headers()["x-ratelimit-remaining-requests"] == "59"
 
 
-def test_prompts_are_charged_at_once_and_generated_tokens_as_they_come() -> None:
+def test_prompts_are_charged_immediately_and_generated_tokens_as_they_come() -> None:
     clock = Clock()
     tenant = limits(clock, tokens_per_minute=600)
     ticket = tenant.start()
@@ -123,7 +123,7 @@ def test_prompts_are_charged_at_once_and_generated_tokens_as_they_come() -> None
     tenant.start().admit(1, 100)
 
 
-def test_what_was_refused_is_given_back_once() -> None:
+def test_a_refused_request_is_refunded_once() -> None:
     clock = Clock()
     tenant = limits(clock, tokens_per_minute=600)
     kept, returned = tenant.start(), tenant.start()
@@ -246,7 +246,7 @@ def test_times_are_written_as_openai_does(used: int, shown: str) -> None:
     assert tenant.headers()["x-ratelimit-reset-tokens"] == shown
 
 
-def test_new_limits_keep_what_was_used_of_the_old() -> None:
+def test_new_limits_keep_the_use_of_the_old_ones() -> None:
     clock = Clock()
     tenant = limits(clock, 2, requests_per_minute=60, max_concurrency=4)
     tenant.start().admit(2, 1)

@@ -30,7 +30,7 @@ GIVING_BACK = [
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_defect_in_any_step_reaches_the_client_at_once_and_leaves_nothing(
+def test_a_defect_in_any_step_reaches_the_client_immediately_and_leaves_nothing(
     codec: TextCodec, monkeypatch: pytest.MonkeyPatch, stream: bool, n: int, when: When
 ) -> None:
     """Each call in turn fails of all that the answer to a request makes which waits for an engine.

@@ -16,7 +16,7 @@ from deployments.config.version import raydix_version
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 
-def test_models(client: Client) -> None:
+def test_models_are_listed_and_found_by_name(client: Client) -> None:
     listed = client.get("/v1/models").json()
     assert [card["id"] for card in listed["data"]] == ["demo"]
     assert client.get("/v1/models/demo").json() == listed["data"][0]
@@ -31,7 +31,9 @@ def test_tokenize_and_detokenize_are_inverse(client: Client) -> None:
     assert client.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": text}
 
 
-def test_tokenized_messages_are_what_chat_sends_to_the_engine(client: Client, engine: ScriptedEngine) -> None:
+def test_tokenized_messages_are_the_tokens_that_chat_sends_to_the_engine(
+    client: Client, engine: ScriptedEngine
+) -> None:
     messages = [{"role": "user", "content": "hi"}]
     client.post("/v1/chat/completions", {"model": "demo", "messages": messages})
     assert client.post("/tokenize", {"messages": messages}).json()["tokens"] == engine.requests[0].prompt_ids
@@ -40,7 +42,9 @@ def test_tokenized_messages_are_what_chat_sends_to_the_engine(client: Client, en
 @pytest.mark.parametrize(
     "state, status", [("healthy", 200), ("degraded", 200), ("unhealthy", 503), ("draining", 503)]
 )
-def test_health(client: Client, engine: ScriptedEngine, state: str, status: int) -> None:
+def test_health_reports_the_state_and_the_replicas(
+    client: Client, engine: ScriptedEngine, state: str, status: int
+) -> None:
     engine.state = state
     response = client.get("/health")
     assert response.status_code == status and response.json()["status"] == state
@@ -142,7 +146,7 @@ def test_an_unknown_path_s_error_names_the_one_that_was_meant(client: Client, as
 
 
 @pytest.mark.parametrize("asked", ["/", "/wp-admin.php", "/" + "completions" * 3000])
-def test_where_no_path_is_like_it_none_is_named(client: Client, asked: str) -> None:
+def test_no_path_is_suggested_where_none_is_similar(client: Client, asked: str) -> None:
     message = client.get(asked).json()["error"]["message"]
     assert "did you mean" not in message and len(message) < 200
 
@@ -172,7 +176,7 @@ def test_options_are_the_methods_of_a_path(client: Client) -> None:
     assert client.request("OPTIONS", "/nope").status_code == 404
 
 
-def test_a_browser_that_asks_for_a_page_s_leave_is_told_the_setting(client: Client) -> None:
+def test_a_refused_preflight_request_names_the_setting(client: Client) -> None:
     asks = {"origin": "https://page.example", "access-control-request-method": "POST"}
     answer = client.request("OPTIONS", "/v1/chat/completions", headers=asks)
     assert answer.status_code == 403 and "ingresses.cors_origins" in answer.json()["error"]["message"]
@@ -184,7 +188,7 @@ def test_too_many_or_too_large_headers(client: Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_says_where_it_ran_and_when_asked_why(
+def test_an_answer_names_its_replica_and_on_request_the_reason(
     client: Client, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.cached = 7
@@ -197,7 +201,7 @@ def test_an_answer_says_where_it_ran_and_when_asked_why(
     assert decision["terms"] == {"replica-1": {"total": 0.25}}
 
 
-def test_the_last_decisions_are_for_the_admin_alone(service: ApiService, client: Client) -> None:
+def test_only_the_admin_sees_the_last_decisions(service: ApiService, client: Client) -> None:
     for number in range(3):
         client.post("/v1/completions", {"model": "demo", "prompt": f"number {number}"})
     assert client.get("/v1/router/decisions").status_code == 403  # no admin key is configured

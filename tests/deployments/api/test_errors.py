@@ -214,7 +214,7 @@ def test_a_body_that_is_too_large_is_refused_announced_or_not(client: Client) ->
         ({"content-type": "text/plain;application/json"}, 415),
     ],
 )
-def test_only_what_is_declared_as_json_is_read(
+def test_only_bodies_declared_as_json_are_read(
     client: Client, path: str, body: dict[str, Any], headers: dict[str, str], status: int
 ) -> None:
     response = client.post(path, json.dumps(body).encode(), headers=headers)

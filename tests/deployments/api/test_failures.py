@@ -70,7 +70,7 @@ def test_when_one_choice_fails_the_others_are_aborted(client: Client, engine: Sc
     assert len(engine.generations) == 3 and all(generation.closed for generation in engine.generations)
 
 
-def test_an_engine_that_says_nothing_is_given_up(service: ApiService, engine: ScriptedEngine) -> None:
+def test_a_silent_engine_is_given_up(service: ApiService, engine: ScriptedEngine) -> None:
     engine.hangs = True
     impatient = replace(service, limits=Limits(idle_timeout_s=0.05))
     response = Client(httpx.ASGITransport(create_app(impatient))).post("/v1/completions", ASK)
@@ -91,7 +91,7 @@ def test_a_client_that_disconnects_ends_the_generation(
     assert count_of(metrics, "stream_disconnects_total") == stream
 
 
-def test_what_is_counted(client: Client, metrics: Metrics) -> None:
+def test_requests_and_errors_are_counted(client: Client, metrics: Metrics) -> None:
     client.post("/v1/completions", ASK)
     client.post("/v1/completions", ASK | {"stream": True})
     client.post("/v1/completions", ASK | {"n": 0})

@@ -64,7 +64,7 @@ of_sentencepiece = pytest.mark.parametrize("spoken", SENTENCEPIECE, indirect=Tru
 PREFILLED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": FRANCE}]
 
 
-def test_a_completion_is_what_the_prompt_s_text_grows_by(spoken: Spoken) -> None:
+def test_a_completion_is_the_text_that_the_prompt_grows_by(spoken: Spoken) -> None:
     choices = spoken.completed(prompt=FRANCE, n=2)
     assert [choice["text"] for choice in choices] == [spoken.expected()] * 2
     ids = spoken.engine.requests[0].prompt_ids

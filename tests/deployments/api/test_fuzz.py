@@ -111,7 +111,7 @@ def test_responses_never_fail(client: Client, change: dict[str, Any], given: Any
 
 @_settings
 @given(st.binary(max_size=40) | values.map(lambda value: json.dumps(value).encode()))
-def test_no_body_fails(client: Client, body: bytes) -> None:
+def test_no_body_causes_an_internal_error(client: Client, body: bytes) -> None:
     for path in ("/v1/completions", "/tokenize", "/detokenize", "/v1/messages", "/v1/responses"):
         response = client.post(path, body)
         assert response.status_code < 500, response.text

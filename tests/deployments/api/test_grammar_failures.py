@@ -78,7 +78,7 @@ def test_the_error_is_a_400_that_quotes_where_it_happened_and_in_a_stream_its_la
 
 
 @FAULTS
-def test_what_runs_beside_it_is_not_affected(grammar: str, code: str, said: str) -> None:
+def test_requests_that_run_at_the_same_time_are_not_affected(grammar: str, code: str, said: str) -> None:
     async def work(api: Api) -> None:
         path = "/v1/completions"
         fine = asked(path, 'start: "yes"', n=3)

@@ -209,7 +209,7 @@ def test_orders_are_carried_out_and_answered_with_the_state(two: Two) -> None:
 @pytest.mark.parametrize(
     "refusal, status", [(NotSwitchable("set external_scaler_enabled"), 409), (Unavailable("no controller"), 503)]
 )
-def test_orders_that_cannot_be_given_say_why(two: Two, refusal: Exception, status: int) -> None:
+def test_an_order_that_cannot_be_given_fails_with_the_reason(two: Two, refusal: Exception, status: int) -> None:
     two.switch.refuse_with = refusal
     answer = two.client().post("/v1/models/small/load", headers=ADMIN)
     assert answer.status_code == status and str(refusal)[1:] in answer.json()["error"]["message"]
@@ -225,7 +225,9 @@ def test_orders_that_cannot_be_given_say_why(two: Two, refusal: Exception, statu
         (None, "no engine replica is up"),
     ],
 )
-def test_a_model_without_engines_says_why_at_once(two: Two, state: ModelState | None, message: str) -> None:
+def test_a_request_for_a_model_without_engines_fails_immediately_with_the_reason(
+    two: Two, state: ModelState | None, message: str
+) -> None:
     two.small.refuse_with, two.switch.now = Unavailable("no engine replica is up"), state
     refused = two.client().post("/v1/completions", {"prompt": "a", "max_tokens": 1, "model": "small"})
     assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1

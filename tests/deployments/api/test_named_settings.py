@@ -137,7 +137,7 @@ def test_every_bound_of_a_request_is_tested() -> None:
 
 
 @pytest.mark.parametrize(("setting", "value", "request_"), EXCEEDED, ids=lambda value: str(value)[:40])
-def test_what_exceeds_a_bound_is_told_its_setting(
+def test_an_error_about_a_bound_names_its_setting(
     service: ApiService, setting: str, value: Any, request_: tuple[str, dict[str, Any]]
 ) -> None:
     path, fields = request_
@@ -183,7 +183,7 @@ def test_an_answer_that_takes_too_long(service: ApiService, engine: ScriptedEngi
 @pytest.mark.parametrize(
     "fields", [{"prompt": "word " * 600}, {"prompt": [5] * 512}, {"prompt": "hi", "max_tokens": 600}]
 )
-def test_what_does_not_fit_the_context(client: Client, fields: dict[str, Any]) -> None:
+def test_an_error_about_the_context_names_its_setting(client: Client, fields: dict[str, Any]) -> None:
     assert "engine.max_model_len" in message_of(client.post(COMPLETIONS, {"model": "demo", **fields}))
     ids = {"model": "demo", "tokens": [5] * 513}
     assert "engine.max_model_len" in message_of(client.post("/detokenize", ids))
@@ -232,7 +232,7 @@ def test_a_full_queue_of_an_engine(setting: str, length: int) -> None:
             made.arrive(prompt=range(30), max_tokens=5)
 
 
-def test_what_never_fits_an_engine() -> None:
+def test_an_error_about_the_memory_names_its_settings() -> None:
     with pytest.raises(NeverFits, match=r"engine\.max_model_len.*engine\.kv_pages"):
         Script().arrive(prompt=range(30), max_tokens=10**6)
 

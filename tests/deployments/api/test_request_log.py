@@ -92,7 +92,9 @@ def ask(client: Client, request_id: str = "mine", key: str = KEY, **body: Any) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_finished_request(client: Client, engine: ScriptedEngine, lines: Lines, stream: bool) -> None:
+def test_a_finished_request_has_one_line(
+    client: Client, engine: ScriptedEngine, lines: Lines, stream: bool
+) -> None:
     engine.cached = 3
     assert ask(client, stream=stream).status_code == 200
     (line,) = lines.all
@@ -142,7 +144,9 @@ def test_failed_requests(client: Client, engine: ScriptedEngine, lines: Lines) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_lost_client(service: ApiService, engine: ScriptedEngine, lines: Lines, stream: bool) -> None:
+def test_the_request_of_a_lost_client_has_one_line(
+    service: ApiService, engine: ScriptedEngine, lines: Lines, stream: bool
+) -> None:
     engine.hangs = True
     asyncio.run(hang_up(replace(service, listeners=(lines.log,)), ASK | {"stream": stream}))
     (line,) = lines.all
@@ -150,7 +154,7 @@ def test_a_lost_client(service: ApiService, engine: ScriptedEngine, lines: Lines
     assert line["status"] == (200 if stream else 499)
 
 
-def test_no_line_has_what_is_private_or_could_forge_another(client: Client, lines: Lines) -> None:
+def test_no_line_has_private_text_or_text_that_could_forge_another(client: Client, lines: Lines) -> None:
     ask(client)
     ask(client, key="wrong\x1bkey", model="no\nsuch\x1b[31m")
     ask(client, model="no\nsuch\x1b[31m")
@@ -174,7 +178,7 @@ def test_one_listener_s_defect_is_neither_the_request_s_nor_the_next_one_s(
     assert lines.last["outcome"] == "finished"
 
 
-def test_what_modules_log_is_written_where_serve_writes(lines: Lines) -> None:
+def test_log_lines_of_modules_are_written_where_serve_writes(lines: Lines) -> None:
     log_through_serve()
     log_through_serve()
     logging.getLogger("deployments.api.http.transport").error("seen %d", 1)

@@ -29,7 +29,7 @@ from tests.deployments.support.scripted_api import MODEL, ScriptedEngine, servic
 from tests.support.examples import examples
 
 
-def what_is_described_is_taken(ctx: CheckContext, response: Response, case: Case[Any]) -> bool | None:
+def described_requests_are_accepted(ctx: CheckContext, response: Response, case: Case[Any]) -> bool | None:
     """Unless its prompt is longer than the model's context, of which a document can say nothing."""
     if response.status_code == 400 and b"context_length_exceeded" in response.content:
         return None
@@ -42,7 +42,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
     negative_data_rejection,
-    what_is_described_is_taken,
+    described_requests_are_accepted,
     allow_header_conformance,
 ]
 NUM_EXAMPLES = examples(2)
@@ -60,7 +60,7 @@ def document(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - _CLUSTER))
-def test_every_answer_is_as_the_document_says(document: Any, operation: str) -> None:
+def test_every_answer_matches_the_document(document: Any, operation: str) -> None:
     method, path = operation.split(" ")
     modes = [GenerationMode.POSITIVE]
     if OPERATIONS[operation].query or "requestBody" in document.raw_schema["paths"][path][method.lower()]:

@@ -75,7 +75,7 @@ async def begin(http: httpx.AsyncClient, file: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize(("number", "code"), [*FULL.items(), *BUSY.items()])
-def test_what_cannot_be_written_is_answered_with_the_reason(disk: Disk, number: int, code: str) -> None:
+def test_a_failed_write_is_answered_with_the_reason(disk: Disk, number: int, code: str) -> None:
     async def scene(http: httpx.AsyncClient) -> None:
         conversation = (await http.post("/v1/conversations", json={"items": []})).json()["id"]
         file = (await upload(http)).json()["id"]
@@ -103,7 +103,7 @@ def test_what_cannot_be_written_is_answered_with_the_reason(disk: Disk, number: 
 
 
 @pytest.mark.parametrize(("number", "code"), BUSY.items())
-def test_what_cannot_be_read_is_a_503_and_no_404(disk: Disk, number: int, code: str) -> None:
+def test_a_failed_read_is_a_503_and_not_a_404(disk: Disk, number: int, code: str) -> None:
     async def scene(http: httpx.AsyncClient) -> None:
         conversation = (await http.post("/v1/conversations", json={"items": []})).json()["id"]
         file = (await upload(http)).json()["id"]
@@ -142,7 +142,7 @@ def test_a_file_that_is_deleted_while_it_is_asked_for_is_a_404(disk: Disk) -> No
 
 
 @pytest.mark.parametrize("number", FULL)
-def test_an_answer_that_cannot_be_stored_says_so(disk: Disk, number: int) -> None:
+def test_an_answer_that_cannot_be_stored_reports_it(disk: Disk, number: int) -> None:
     async def scene(http: httpx.AsyncClient) -> None:
         conversation = (await http.post("/v1/conversations", json={"items": []})).json()["id"]
         for change in ({}, {"conversation": conversation}):
@@ -183,7 +183,7 @@ def test_a_background_answer_that_cannot_be_stored_has_failed(service: ApiServic
     asyncio.run(scene())
 
 
-def test_where_nothing_is_kept_no_answer_says_that_it_is(service: ApiService) -> None:
+def test_where_nothing_is_kept_no_answer_claims_to_be_kept(service: ApiService) -> None:
     kept = KeptResponses(ResponseSettings(max_bytes=0))
 
     async def scene() -> None:

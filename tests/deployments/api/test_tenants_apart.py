@@ -66,7 +66,7 @@ def test_one_tenants_prompts_are_shared_as_without_tenants() -> None:
     asyncio.run(play())
 
 
-def test_only_the_admin_is_told_what_all_tenants_make_of_the_replicas() -> None:
+def test_only_the_admin_or_a_single_tenant_gets_an_explanation_of_a_decision() -> None:
     """A single tenant is told too: there is nobody else."""
 
     async def play() -> None:
@@ -100,7 +100,7 @@ def test_a_shared_prefix_is_reported_as_cached_from_the_first_request_on(isolate
     asyncio.run(play())
 
 
-def test_what_need_not_be_computed_again_is_not_told_of_a_cache_that_tenants_share() -> None:
+def test_answers_hide_the_recomputed_tokens_of_a_cache_that_tenants_share() -> None:
     """After a preemption or a loss, that may be what another tenant has computed."""
 
     async def play() -> None:
@@ -116,7 +116,7 @@ def test_what_need_not_be_computed_again_is_not_told_of_a_cache_that_tenants_sha
     asyncio.run(play())
 
 
-def test_of_a_cache_that_tenants_share_answers_tell_nothing_but_what_the_configuration_says() -> None:
+def test_answers_report_only_configured_facts_about_a_cache_that_tenants_share() -> None:
     """The engine does find what the other computed: the metrics, for operators, say so."""
 
     async def play() -> None:

@@ -94,7 +94,7 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def test_a_batch_whose_process_was_killed_goes_on_where_its_answers_end(desk: Desk) -> None:
+def test_a_batch_whose_process_was_killed_resumes_where_its_answers_end(desk: Desk) -> None:
     name = desk.leave()
     program = [sys.executable, "-m", "tests.deployments.batch.support.worker_process"]
     process = subprocess.Popen([*program, str(desk.settings.directory), "7"])
@@ -109,11 +109,11 @@ def test_a_batch_whose_process_was_killed_goes_on_where_its_answers_end(desk: De
     kept = {json.loads(line)["custom_id"] for line in partial.read_text().splitlines()[1:]}
     api = Shuffling()
 
-    async def go_on() -> None:
+    async def resume_batch() -> None:
         async with desk.worker(api):
             await desk.until_ended(name)
 
-    asyncio.run(go_on())
+    asyncio.run(resume_batch())
     assert len(kept) == 7 and set(api.prompts) == set(NAMES) - kept
     assert list(desk.answers(name)) == NAMES and desk.find(name).status == "completed"
     assert sorted(path.name for path in desk.place(name).iterdir()) == ["lock", "state.json"]
@@ -193,7 +193,7 @@ async def _finish(desk: Desk, name: str) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff\xfe", b"[]", b'{"id": 7}', b"[" * 100_000, b'{"id": "batch_x", "tenant": "t"}']
 )
-def test_what_is_no_record_is_passed_over(desk: Desk, content: bytes) -> None:
+def test_a_file_that_is_no_record_is_skipped(desk: Desk, content: bytes) -> None:
     name, foreign = desk.leave(), new_batch_id()
     desk.place(foreign).mkdir()
     (desk.place(foreign) / "state.json").write_bytes(content)
@@ -206,7 +206,7 @@ def test_what_is_no_record_is_passed_over(desk: Desk, content: bytes) -> None:
     assert desk.files.all() and (desk.folder.batches / "notes.txt").exists()
 
 
-def test_answers_that_somebody_has_spoilt_end_the_batch_with_a_reason(desk: Desk) -> None:
+def test_a_spoilt_file_of_answers_ends_the_batch_with_a_reason(desk: Desk) -> None:
     name = desk.leave(status="in_progress")
     (desk.place(name) / "answers.jsonl.partial").write_text('{"input_sha256":"of another"}\n')
     asyncio.run(_finish(desk, name))

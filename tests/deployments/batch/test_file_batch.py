@@ -92,7 +92,7 @@ def test_errors_are_lines_too(tmp_path: Path) -> None:
     assert lost["error"] == {"code": "no_reply", "message": "the connection broke"} and lost["response"] is None
 
 
-def test_what_was_left_out_of_a_request_is_named_in_its_line_and_stays_there(tmp_path: Path) -> None:
+def test_ignored_fields_of_a_request_are_named_in_its_line_and_stay_there(tmp_path: Path) -> None:
     folder = Folder(tmp_path, request_line("a", x=1), request_line("b"), request_line("c", x=1))
     folder.run(Shuffling(failing=frozenset("c")))
     folder.run(Shuffling(), retry_failed=True)
@@ -103,7 +103,7 @@ def test_what_was_left_out_of_a_request_is_named_in_its_line_and_stays_there(tmp
     assert [line["response"] for line in read_output(folder.output)] == found
 
 
-def test_the_progress_is_told_as_answers_come(tmp_path: Path) -> None:
+def test_the_progress_is_reported_as_answers_come(tmp_path: Path) -> None:
     folder = Folder(tmp_path, "nonsense", *LINES[:3])
     folder.run(Shuffling(failing=frozenset({"r1"})))
     done = [done for done, _, _ in folder.progress]
@@ -134,7 +134,7 @@ class KilledAt(Shuffling):
         return await super().post(url, body)
 
 
-def test_what_was_answered_before_a_run_was_killed_is_not_sent_again(tmp_path: Path) -> None:
+def test_requests_answered_before_a_run_was_killed_are_not_sent_again(tmp_path: Path) -> None:
     folder = Folder(tmp_path, *LINES)
     with pytest.raises(Killed):
         folder.run(KilledAt(9))
@@ -178,7 +178,7 @@ def _complete(content: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines()[1:]]
 
 
-def test_what_failed_in_a_killed_run_is_sent_again(tmp_path: Path) -> None:
+def test_requests_that_failed_in_a_killed_run_are_sent_again(tmp_path: Path) -> None:
     folder = Folder(tmp_path, *LINES)
 
     class Api(KilledAt):

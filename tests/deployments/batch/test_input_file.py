@@ -15,7 +15,7 @@ from deployments.batch.input_file import URLS, BatchFile, BatchRequest, InvalidL
 from tests.deployments.batch.support.batch_files import request_line, write_input
 
 
-def test_what_can_be_in_a_batch_is_an_endpoint_that_generates() -> None:
+def test_urls_of_a_batch_are_endpoints_that_generate() -> None:
     assert set(URLS) <= set(ENDPOINTS)
 
 
@@ -50,7 +50,9 @@ GOOD = {"custom_id": "x", "method": "POST", "url": "/v1/chat/completions", "body
         (json.dumps({**GOOD, "body": {"stream": False, "background": True}}), "x", "body.background is set"),
     ],
 )
-def test_a_wrong_line_says_what_is_wrong(line: str, custom_id: str | None, message: str) -> None:
+def test_a_wrong_line_gives_an_error_that_says_what_is_wrong(
+    line: str, custom_id: str | None, message: str
+) -> None:
     found = parse_line(line.encode(errors="surrogatepass"))
     assert isinstance(found, InvalidLine) and found.custom_id == custom_id
     assert message in found.message

@@ -99,7 +99,7 @@ def test_an_api_with_few_places_is_filled_and_not_flooded() -> None:
     assert len(api.refused_at) < 60 + 400 / 3
 
 
-def test_an_api_that_takes_nothing_is_asked_when_it_says() -> None:
+def test_an_api_without_capacity_is_asked_again_when_its_retry_after_ends() -> None:
     api = Api(capacity=0, retry_after_s=7.0)
 
     async def scenario() -> None:
@@ -121,7 +121,7 @@ def test_failures_are_tried_again_and_in_the_end_the_answer(reply: Reply) -> Non
 
 
 @pytest.mark.parametrize("reply", [*map(error, (400, 403, 404, 413, 422)), FINAL])
-def test_what_is_wrong_with_a_request_is_its_answer_at_once(reply: Reply) -> None:
+def test_an_error_in_a_request_is_its_answer_without_a_retry(reply: Reply) -> None:
     api = Api()
     api.answer = lambda name: reply
     assert run(answers(api.post, calls(2))) == {0: reply, 1: reply}
@@ -172,7 +172,7 @@ def test_a_refused_key_ends_the_batch() -> None:
     assert sum(api.sent.values()) == 2
 
 
-def test_closing_aborts_what_is_in_flight() -> None:
+def test_closing_aborts_requests_in_flight() -> None:
     api = Api()
 
     async def scenario() -> None:

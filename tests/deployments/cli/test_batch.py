@@ -88,7 +88,7 @@ def test_without_a_priority_bodies_are_sent_as_they_are(fake_server: FakeServer,
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_batch_goes_on_where_it_was(
+def test_an_interrupted_batch_resumes_where_it_stopped(
     fake_server: FakeServer, tmp_path: Path, sign: signal.Signals
 ) -> None:
     prompts = [f"prompt {number}" for number in range(20)]
@@ -222,13 +222,13 @@ def test_an_answer_that_is_no_object_is_a_failure(content: bytes, status: int, e
 @pytest.mark.parametrize(
     ("given", "seconds"), [("7", 7.0), ("0.5", 0.5), ("Wed, 21 Oct 2026 07:28:00 GMT", None), (None, None)]
 )
-def test_what_the_server_asks_is_understood(given: str | None, seconds: float | None) -> None:
+def test_the_retry_after_header_of_the_server_is_read(given: str | None, seconds: float | None) -> None:
     headers = {} if given is None else {"retry-after": given}
     assert post(Answers(httpx.Response(429, json={}, headers=headers))).retry_after_s == seconds
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-raydix-ignored-fields": "shiny, tools.0:web_search"}])
-def test_what_the_server_left_out_is_known(headers: dict[str, str]) -> None:
+def test_the_ignored_fields_header_of_the_server_is_read(headers: dict[str, str]) -> None:
     reply = post(Answers(httpx.Response(200, json={}, headers=headers)))
     assert reply.ignored_fields == headers.get("x-raydix-ignored-fields", "")
 

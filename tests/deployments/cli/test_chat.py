@@ -21,7 +21,7 @@ def session(fake_server: Server) -> tuple[Chat, Console]:
     return Chat(Client(fake_server.url), "fake", console, {"temperature": 0.0}), console
 
 
-def test_turns_carry_the_conversation_and_stats_show_what_was_reused(fake_server: Server) -> None:
+def test_turns_carry_the_conversation_and_stats_show_the_reused_tokens(fake_server: Server) -> None:
     result = chat(fake_server.url, "one two three", "four five", "/stats", options=("--system", "be brief"))
     assert result.returncode == 0 and result.stderr == ""
     assert "one two three" in result.stdout and "four five" in result.stdout
@@ -74,7 +74,7 @@ def test_a_model_the_server_lacks_is_named_with_those_it_has(fake_server: Server
     assert "has no model 'big'; it has: fake" in result.stderr
 
 
-def test_what_the_model_writes_cannot_drive_the_terminal_or_rich(fake_server: Server) -> None:
+def test_the_models_output_cannot_drive_the_terminal_or_rich(fake_server: Server) -> None:
     talk, console = session(fake_server)
     talk.handle("\x1b[31mred\x07 [bold]x[/] :smile:")
     shown = console.export_text(clear=False)
@@ -105,7 +105,7 @@ def test_rate_counts_the_tokens_after_the_first() -> None:
     assert ChatTurn(None, first_token=0.5, duration=0.5).tokens_per_second is None
 
 
-def test_what_is_no_url_is_not_said_to_be_away() -> None:
+def test_an_invalid_url_is_not_reported_as_an_unreachable_server() -> None:
     """`raydix serve` does not run at an address without a protocol, however long one waits."""
     with Client("localhost:8000") as client, pytest.raises(ServerError) as refused:
         client.models()

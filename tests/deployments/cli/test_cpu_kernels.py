@@ -43,7 +43,9 @@ def facts() -> ModelConfig:
     return ModelConfig.from_directory(demo_model_path())
 
 
-def test_without_the_library_info_says_why_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_info_shows_the_reason_and_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAYDIX_NATIVE_LIBRARY", str(tmp_path / "none.so"))
     todo = r"none\.so is missing \(.*\): install a C compiler"
     assert re.match(f"none: {todo}", kernels_text(facts(), torch.float32))
@@ -51,7 +53,7 @@ def test_without_the_library_info_says_why_and_what_to_do(tmp_path: Path, monkey
     assert re.match(rf"reference\nnot native: {todo}", attention_text(SHAPE, torch.float32, "cpu"))
 
 
-def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_library_info_shows_the_instructions_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYDIX_ISA", "generic")
     try:
         native.kernels(torch.bfloat16)
@@ -83,7 +85,7 @@ def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("family", MORE_FAMILIES)
-def test_info_says_what_an_engine_would_compute_by_torch(family: str, tmp_path: Path) -> None:
+def test_info_lists_the_layers_that_an_engine_would_compute_by_torch(family: str, tmp_path: Path) -> None:
     """Of every family, what is loaded here, layer by layer, is what the line for it says."""
     runner = load_runner(save_tiny(family, tmp_path))
     said = kernels_text(runner.model_config, torch.float32)
@@ -113,7 +115,7 @@ def test_info_says_that_torch_multiplies_with_quantized_weights(model: str) -> N
     assert f"weights that stay in {model_facts.weight_format.name})" in said
 
 
-def test_of_a_gpu_it_says_what_would_run_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_about_a_gpu_shows_what_would_run_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report needs no GPU: none is queried, and only the installed packages decide."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for module in ("flash_attn_interface", "vllm.vllm_flash_attn", "vllm_flash_attn", "flash_attn", "flashinfer"):
@@ -126,7 +128,7 @@ def test_of_a_gpu_it_says_what_would_run_and_what_to_install(monkeypatch: pytest
     assert "not flash_attn" not in attention_text(SHAPE, torch.bfloat16, "cuda")
 
 
-def test_of_this_machines_gpu_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_about_this_machines_gpu_gives_the_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Hopper GPU takes FlashAttention for prompts, and our own kernels for a model with soft caps."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))

@@ -106,7 +106,7 @@ def test_bad_settings_are_refused_as_by_a_start(monkeypatch: pytest.MonkeyPatch,
         assert dry.stdout == "" and not ray.is_initialized()
 
 
-def test_what_only_serve_would_refuse_is_refused_too(here: Path) -> None:
+def test_a_setting_that_only_serve_would_refuse_is_refused_too(here: Path) -> None:
     (here / "my.yaml").write_text(
         "applications: [{name: x, import_path: 'deployments.app:build', "
         "args: {engine: {tensor_parallel_size: 5}}}]"

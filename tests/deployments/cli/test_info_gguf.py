@@ -14,7 +14,7 @@ from tests.engine.support.oracle import save_tiny
 
 
 @pytest.mark.parametrize("by_directory", [False, True])
-def test_types_of_numbers_and_what_becomes_of_them(
+def test_info_shows_the_types_of_numbers_and_how_they_are_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by_directory: bool
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")

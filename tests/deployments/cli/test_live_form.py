@@ -44,7 +44,7 @@ def moved(args: dict[str, Any], *deployments: dict[str, Any]) -> tuple[dict[str,
     return found["args"], {entry["name"]: entry for entry in found["deployments"]}
 
 
-def test_all_that_is_live_goes_to_the_ingress_and_the_level_to_the_hub_too() -> None:
+def test_all_live_settings_go_to_the_ingress_and_the_log_level_also_to_the_hub() -> None:
     args, entries = moved({**LIVE, "engine": {"page_size": 8}})
     assert args == {"engine": {"page_size": 8}}
     assert entries == {
@@ -54,7 +54,7 @@ def test_all_that_is_live_goes_to_the_ingress_and_the_level_to_the_hub_too() -> 
     }
 
 
-def test_what_it_moves_an_ingress_puts_together_again() -> None:
+def test_an_ingress_puts_the_moved_settings_together_again() -> None:
     whole: dict[str, Any] = {**LIVE, "engines": {"num_cpus": 2.0}, "router": {"policy": "random", "expect_s": 3.0}}
     args, entries = moved(whole)
     assert with_live(AppArgs.model_validate(args), entries["Ingress"]["user_config"]) == AppArgs.model_validate(
@@ -120,7 +120,7 @@ def test_roles_have_one_replica_each_in_args() -> None:
     assert entries["EngineReplica:decode"]["num_replicas"] == 3
 
 
-def test_what_is_written_under_deployments_counts_before_args() -> None:
+def test_settings_under_deployments_take_precedence_over_args() -> None:
     written = {"name": "Ingress", "max_queued_requests": 9, "user_config": {"limits": {"max_choices": 7}}}
     limits = {"max_choices": 3, "max_prompts": 5}
     _, entries = moved({"limits": limits}, written, {"name": "EngineReplica", "num_replicas": 8})
@@ -174,7 +174,7 @@ def test_deploy_check_passes_a_good_file() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_deploy_says_when_there_is_no_file(tmp_path: Path) -> None:
+def test_deploy_reports_a_missing_file(tmp_path: Path) -> None:
     result = raydix("deploy", str(tmp_path / "none.yaml"))
     assert result.returncode == 2 and "cannot read" in result.stderr
 

@@ -39,7 +39,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.stdout.count("Usage: ") == len(commands)
 
 
-def test_info_shows_what_the_embedded_model_costs() -> None:
+def test_info_shows_the_size_of_the_embedded_model_and_of_its_kv() -> None:
     result = raydix("info", "demo", "--page-size", "32", "--dtype", "bfloat16", "--device", "cpu")
     assert result.returncode == 0, result.stderr
     config = ModelConfig.from_directory(demo_model_path())
@@ -48,7 +48,7 @@ def test_info_shows_what_the_embedded_model_costs() -> None:
     assert "32 tokens" in result.stdout and "KV pages here" in result.stdout
 
 
-def test_info_lists_what_is_not_used_and_what_a_start_would_refuse(tmp_path: Path) -> None:
+def test_info_lists_unused_keys_and_files_and_what_a_start_would_refuse(tmp_path: Path) -> None:
     model = save_tiny("llama2", tmp_path)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "swa_gate": 3, "unsloth_version": "2026.1"}))
@@ -99,7 +99,9 @@ def test_info_distinguishes_all_weights_from_those_a_token_uses() -> None:
         (None, "bfloat16; experts are widened from MXFP4"),
     ],
 )
-def test_info_says_what_is_kept_quantized_and_what_is_widened(stored: WeightFormat | None, kind: str) -> None:
+def test_info_shows_which_weights_stay_quantized_and_which_are_widened(
+    stored: WeightFormat | None, kind: str
+) -> None:
     facts = planned_model("Qwen3-30B-A3B").facts
     assert facts.experts is not None
     experts = replace(facts.experts, are_quantized=stored is not None and stored.is_kept, is_mxfp4=stored is None)
@@ -110,14 +112,14 @@ def test_info_says_what_is_kept_quantized_and_what_is_widened(stored: WeightForm
     assert str(said["weights in memory"]).endswith(f" as {kind}")
 
 
-def test_info_of_the_machine_alone_says_what_would_compute_here_and_on_gpus() -> None:
+def test_info_without_a_model_shows_the_backends_here_and_on_gpus() -> None:
     result = raydix("info", "--device", "cpu")
     assert result.returncode == 0, result.stderr
     for part in ("attention here", "native kernels", "attention on GPUs", "'raydix[flashinfer]'", "not native:"):
         assert part in result.stdout
 
 
-def test_info_says_what_an_encoder_is_served_to(tmp_path: Path) -> None:
+def test_info_shows_the_tasks_of_an_encoder(tmp_path: Path) -> None:
     for has_head, said in ((False, "embed: the mean of"), (True, "rerank: a score of the first token's")):
         save_encoder("xlm_roberta", tmp_path / said, "mean_tokens", head=has_head)
         columns = describe_encoder("m", demo_model_path(), EncoderConfig.from_directory(tmp_path / said)).columns
@@ -158,7 +160,7 @@ def test_a_mistake_is_one_line_on_stderr(arguments: tuple[str, ...], message: st
     assert line.startswith("raydix: ") and message in line
 
 
-def test_an_unsupported_model_says_what_is_wrong(tmp_path: Path) -> None:
+def test_an_unsupported_model_gives_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["SomethingElse"], "model_type": "else"}')
     result = raydix("info", str(tmp_path))
     assert result.returncode == 1 and "SomethingElse" in result.stderr and "Traceback" not in result.stderr
@@ -179,7 +181,7 @@ def test_generate_answers_and_prints_only_the_answer() -> None:
     assert "12 generated" in result.stderr and "ended by length" in result.stderr
 
 
-def test_hash_key_makes_a_key_or_hashes_one_and_refuses_what_no_header_could_carry() -> None:
+def test_hash_key_makes_or_hashes_a_key_and_refuses_one_that_no_header_could_carry() -> None:
     made = raydix("hash-key").stdout.split()
     assert made[0::2] == ["key", "hash"]
     assert raydix("hash-key", "--stdin", stdin=made[1] + "\n").stdout.strip() == made[3]

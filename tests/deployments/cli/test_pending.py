@@ -54,7 +54,7 @@ def test_a_terminal_has_one_line_that_is_updated_and_then_gone(clock: Clock) -> 
     assert text.endswith("\x1b[1A\x1b[2K") or text.endswith("\x1b[2K"), repr(text[-40:])
 
 
-def test_it_goes_on_by_itself_while_nothing_tells_it_anything() -> None:
+def test_its_lines_appear_while_no_progress_is_reported() -> None:
     """Ray starts in a call that returns after seconds."""
 
     class Log(io.StringIO):
@@ -100,7 +100,7 @@ TWO_MODELS = application(
         ({"raydix": application(EngineReplica={"RUNNING": 1})}, "the API: no healthy answer yet"),
     ],
 )
-def test_what_is_waited_for_is_said_in_our_words(applications: dict[str, Any], said: str) -> None:
+def test_the_state_that_is_waited_for_is_reported_in_our_words(applications: dict[str, Any], said: str) -> None:
     assert waited_for(applications, ["raydix"], ["raydix"]) == said
 
 

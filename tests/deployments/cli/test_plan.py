@@ -79,7 +79,7 @@ def test_a_load_gives_the_replicas() -> None:
     assert warm["demand"]["targets"]["ttft_target_s"] == 1.0
 
 
-def test_the_yaml_is_what_serve_takes(tmp_path: Path) -> None:
+def test_serve_accepts_the_yaml(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     output = plan("llama-3.1-8b", "--count", 3, "--max-model-len", 32768, "--yaml", path)
     assert "3 replicas, 3 GPUs" in output
@@ -203,7 +203,7 @@ def test_a_quantized_checkpoint_is_planned_as_it_is(tmp_path: Path) -> None:
     assert weights["int4"] < facts.num_parameters * 2
 
 
-def test_a_config_that_is_empty_or_missing_is_said_to_be(tmp_path: Path) -> None:
+def test_an_empty_or_missing_config_is_reported(tmp_path: Path) -> None:
     (tmp_path / "empty.json").touch()
     with pytest.raises(UserError, match=r"empty\.json is not readable JSON: it is empty"):
         plan("Llama-3.1-8B", "--config", tmp_path / "empty.json")
@@ -211,7 +211,7 @@ def test_a_config_that_is_empty_or_missing_is_said_to_be(tmp_path: Path) -> None
         plan("Llama-3.1-8B", "--config", tmp_path / "nope.json")
 
 
-def test_where_eight_bits_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_shows_where_eight_bits_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     rows = {
         cells[1].strip(): line for line in plan("Llama-3.1-8B").splitlines() if len(cells := line.split("│")) > 2
@@ -220,7 +220,7 @@ def test_where_eight_bits_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "layers' matrices and their scales" in rows["weights, fp8"]
 
 
-def test_what_no_engine_would_round_is_not_planned(tmp_path: Path) -> None:
+def test_weights_that_no_engine_would_round_are_not_planned_as_rounded(tmp_path: Path) -> None:
     """Weights of eight bits are widened when they are loaded, and only a CPU rounds them again."""
     raw = json.loads((demo_model_path() / "config.json").read_text())
     weights = {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": True}

@@ -140,7 +140,7 @@ def test_an_unknown_name_is_answered_with_those_that_are_known() -> None:
         ({"num_bytes": 10**12}, "found another size"),
     ],
 )
-def test_what_is_not_the_known_model_is_not_used(
+def test_a_download_that_differs_from_the_known_model_is_not_used(
     index: dict[str, PulledModel], wrong: dict[str, Any], message: str
 ) -> None:
     index[NAME] = replace(index[NAME], **wrong)

@@ -18,7 +18,7 @@ def written(directory: Path, text: str) -> Path:
     return path
 
 
-def test_without_a_file_it_serves_what_the_shipped_file_serves(
+def test_without_a_file_it_serves_the_models_of_the_shipped_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shipped = load(ROOT / "deployments.yaml", Overrides())
@@ -28,7 +28,9 @@ def test_without_a_file_it_serves_what_the_shipped_file_serves(
     assert load(None, Overrides()) == shipped
 
 
-def test_a_file_here_goes_before_the_built_in_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_in_the_directory_takes_precedence_over_the_built_in_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "deployments.yaml").write_text("applications: [{name: mine, import_path: 'a:b'}]")
     monkeypatch.chdir(tmp_path)
     assert load(None, Overrides())["applications"] == [{"name": "mine", "import_path": "a:b"}]
@@ -219,7 +221,7 @@ def test_the_address_of_a_proxy_that_no_client_needs_is_refused(tmp_path: Path, 
     assert address(load(written(tmp_path, both), Overrides())) == ("127.0.0.1", 8000)
 
 
-def test_the_proxy_stays_for_an_application_beside_one_that_listens_itself(tmp_path: Path) -> None:
+def test_the_proxy_stays_for_an_application_next_to_one_that_listens_itself(tmp_path: Path) -> None:
     path = tmp_path / "both.yaml"
     path.write_text(
         """

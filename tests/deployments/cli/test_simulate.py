@@ -153,7 +153,7 @@ def test_autoscaling_is_compared_as_recorded_and_in_a_burst(trace: Path, tmp_pat
     assert written["results"]["burst"][1]["most"] > 2
 
 
-def test_autoscaling_compares_two_fixed_numbers_and_what_lies_between_unless_told_otherwise(
+def test_autoscaling_compares_two_fixed_numbers_and_the_range_between_them_by_default(
     short_trace: Path,
 ) -> None:
     output = simulate(short_trace, "--autoscale", "--replicas", 1, "--policy", "cost,random")

@@ -171,7 +171,7 @@ def test_without_health_no_replica_is_declared_gone() -> None:
     assert view.service.status is None and view.models[0].model == "demo"
 
 
-def test_decisions_show_what_was_predicted_and_what_came_of_it() -> None:
+def test_decisions_show_the_prediction_and_the_outcome() -> None:
     record = {
         "request_id": "cmpl-1", "at": 1.7e9, "model": "demo", "reason": "holder", "num_tokens": 600,
         "replica": "r1", "predicted_cached": 512, "actual_cached": None, "terms": {"r1": {"total": 0.25}},
@@ -235,7 +235,7 @@ def test_a_screen_never_overflows(width: int, height: int, encoding: str, replic
         assert shown(screen, width, height, encoding).startswith("raydix")
 
 
-def test_a_screen_of_80_columns_shows_replicas_decisions_and_what_is_hidden() -> None:
+def test_a_screen_of_80_columns_shows_replicas_decisions_and_the_number_hidden() -> None:
     text = shown(Screen(URL, crowded(64, decisions=50), fits_height=True))
     lines = text.splitlines()
     assert len(lines) == 24
@@ -252,7 +252,7 @@ def test_a_bar_can_be_read_without_colours_and_without_unicode() -> None:
     assert row.count("#") > row.count("=") > row.count(".") - 1 > 0
 
 
-def test_what_a_server_says_does_not_drive_the_terminal() -> None:
+def test_text_of_a_server_does_not_drive_the_terminal() -> None:
     evil = "\x1b[2J\x07" + "m"
     service = Recorded("r1\x1b]0;x\x07")
     health = {**service.health(), "models": {evil: {"status": evil}}, "status": evil}
@@ -283,7 +283,7 @@ record_like = st.fixed_dictionaries({}, optional={"at": odd, "replica": odd, "te
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), float("nan"), float("inf"), True, "1", None, [1]])
-def test_what_cannot_be_a_measurement_is_not_shown(value: object) -> None:
+def test_a_value_that_cannot_be_a_measurement_is_not_shown(value: object) -> None:
     service = Recorded("r1")
     health = service.health()
     health["replicas"][0]["heartbeat_age_s"] = value
@@ -386,7 +386,7 @@ def test_a_closed_port_a_bad_url_and_bad_keys_are_one_line(monkeypatch: pytest.M
             RUNNER.invoke(app, ["top", *arguments], catch_exceptions=False)
 
 
-def test_following_goes_on_when_the_server_goes_and_comes_back_and_ends_at_ctrl_c(
+def test_following_continues_when_the_server_leaves_and_returns_and_ends_at_ctrl_c(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     service, script = Recorded("r1"), iter(["refuse", "answer", "refuse", "refuse", "answer"])

@@ -113,7 +113,7 @@ def test_an_open_server_shows_a_client_without_a_key_all_that_it_may_see(
     assert refused == []
 
 
-def test_what_keys_open_is_said(closed: ApiService) -> None:
+def test_the_screen_says_which_key_opens_a_hidden_view(closed: ApiService) -> None:
     """A tenant's key is enough for the cluster where no admin key is set; an admin key closes an open server's."""
     only_tenants = dataclasses.replace(closed, admin_key_hash=None)
     assert source(only_tenants).read().hidden["cluster status"] == NO_KEY
@@ -121,7 +121,7 @@ def test_what_keys_open_is_said(closed: ApiService) -> None:
     assert set(source(only_admin).read().hidden.values()) == {NO_ADMIN_KEY}
 
 
-def test_keys_that_are_set_while_it_watches_close_what_they_close(closed: ApiService) -> None:
+def test_keys_that_are_set_while_it_watches_hide_the_status(closed: ApiService) -> None:
     """And keys that are taken away open it."""
     server = InProcess(dataclasses.replace(closed, access=AccessControl(), admin_key_hash=None))
     client = TopClient("http://test", None, server)
@@ -139,7 +139,7 @@ def test_a_page_that_no_key_opens_asks_for_none(closed: ApiService) -> None:
     assert "--key" not in str(refused.value)
 
 
-def test_a_wrong_key_is_said(closed: ApiService) -> None:
+def test_a_wrong_key_is_reported(closed: ApiService) -> None:
     without_tenants = dataclasses.replace(closed, access=AccessControl())
     for service in (closed, without_tenants):
         with pytest.raises(TopClientError, match=r"cluster/status refuses this key: .*Check --key-env") as refused:

@@ -136,7 +136,7 @@ def test_a_request_whose_only_engine_is_lost_before_the_first_token_waits_for_th
     run_scenario(scenario())
 
 
-def test_one_that_nobody_takes_over_in_time_is_refused() -> None:
+def test_a_request_that_no_replica_takes_over_in_time_is_refused() -> None:
     async def scenario() -> None:
         health = {"lost_after_s": 0.6, "migration_wait_s": 0.3}
         async with service(health=health) as made:
@@ -150,7 +150,7 @@ def test_one_that_nobody_takes_over_in_time_is_refused() -> None:
     run_scenario(scenario())
 
 
-def test_a_service_that_has_had_no_engine_yet_refuses_at_once() -> None:
+def test_a_service_that_has_had_no_engine_yet_refuses_immediately() -> None:
     async def scenario() -> None:
         async with service(count=0) as made:
             made.switch.current = "loading"
@@ -161,7 +161,7 @@ def test_a_service_that_has_had_no_engine_yet_refuses_at_once() -> None:
 
 
 @pytest.mark.parametrize("state", ["unloaded", "draining"])
-def test_an_unloaded_model_refuses_at_once_also_what_waits(state: ModelState) -> None:
+def test_an_unloaded_model_refuses_new_and_waiting_requests_immediately(state: ModelState) -> None:
     async def scenario() -> None:
         async with service() as made:
             await made.lose_engines()

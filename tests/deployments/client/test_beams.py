@@ -18,7 +18,7 @@ def request(request_id: str) -> GenerateRequest:
     return GenerateRequest(request_id, "m", list(range(10)), sampling)
 
 
-def test_what_was_found_survives_the_wire_and_is_sent_again_whole() -> None:
+def test_hypotheses_survive_the_wire_and_are_sent_again_whole() -> None:
     logs = Outbox()
     logs.open("a", "ingress")
     found = [Hypothesis((5, 6), -0.25, "stop"), Hypothesis((7,), -1.5, "length")]
@@ -50,7 +50,7 @@ def test_a_lost_replica_s_search_starts_over_elsewhere_with_the_same_result() ->
     run_scenario(scenario())
 
 
-def test_an_answer_has_what_the_engine_found() -> None:
+def test_an_answer_has_the_hypotheses_that_the_engine_found() -> None:
     async def scenario() -> None:
         async with api_over(1) as api:
             response = await api.complete(

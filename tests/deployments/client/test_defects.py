@@ -58,13 +58,13 @@ GIVING_BACK = [(Placer, "release"), (Fleet, "release"), (WireConnection, "abort"
 
 async def migrated(client: RemoteEngines, engines: InProcessEngines, request_id: str) -> Stream:
     """Return a stream, to its end, whose replica is lost after its first token: no engine goes on before that."""
-    with held_after_one_token(engines) as let_go_on:
+    with held_after_one_token(engines) as release:
         stream = await client.generate(request(request_id, max_tokens=NUM_TOKENS))
         try:
             await anext(stream)
             placed = next(replica for replica in engines.replicas if replica.replica == stream.replica)
             placed.wire.fail_all("its engine ended")
-            let_go_on()
+            release()
             async for _ in stream:
                 pass
             return stream
@@ -76,7 +76,7 @@ async def migrated(client: RemoteEngines, engines: InProcessEngines, request_id:
 def held_after_one_token(engines: InProcessEngines) -> Iterator[Callable[[], None]]:
     """Yield what lets the engines go on, which also happens in the end."""
 
-    def let_go_on() -> None:
+    def release() -> None:
         for runner in engines.runners:
             runner.gate.set()
 
@@ -84,13 +84,13 @@ def held_after_one_token(engines: InProcessEngines) -> Iterator[Callable[[], Non
         runner.free_tokens = 1
         runner.gate.clear()
     try:
-        yield let_go_on
+        yield release
     finally:
-        let_go_on()
+        release()
 
 
 @pytest.mark.parametrize(("when", "hedges"), [("before", False), ("after", False), ("before", True)])
-def test_a_defect_in_any_step_ends_the_stream_at_once_and_leaves_nothing(
+def test_a_defect_in_any_step_ends_the_stream_immediately_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, when: When, hedges: bool
 ) -> None:
     """Each call in turn fails of all that the delivery of a stream makes which migrates once."""
@@ -153,7 +153,7 @@ def test_a_defect_in_one_stream_does_not_touch_another_s_tokens_of_the_same_mess
     run_scenario(scenario())
 
 
-def test_requests_that_wait_for_an_engine_hear_at_once_that_the_ingress_stops() -> None:
+def test_requests_that_wait_for_an_engine_fail_immediately_when_the_ingress_stops() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1, PATIENT) as (_, engines):
             client = RemoteEngines(router_like(engines), 1, timings=PATIENT, open_link=engines.links.open)

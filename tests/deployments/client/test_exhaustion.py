@@ -48,7 +48,7 @@ def child(run: Callable[[Connection], None]) -> Any:
 
 @pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError, torch.AcceleratorError])
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_without_memory_or_gpu_is_noticed_by_nobody_while_there_is_another(
+def test_an_engine_that_loses_its_memory_or_gpu_fails_no_answer_while_there_is_another(
     kind: type[Exception], stream: bool
 ) -> None:
     async def scenario() -> None:

@@ -57,7 +57,7 @@ def poisoned(at_token: int, error: type[Exception], plan: StepPlan) -> Exception
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("at_token", [0, 3, 20])
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
-def test_a_request_that_fails_steps_ends_and_those_beside_it_go_on(
+def test_a_request_that_fails_steps_ends_and_the_others_continue(
     count: int, at_token: int, error: type[Exception]
 ) -> None:
     async def scenario() -> None:
@@ -78,7 +78,7 @@ def test_a_request_that_fails_steps_ends_and_those_beside_it_go_on(
     run_scenario(scenario())
 
 
-def test_a_trial_beside_a_request_that_has_just_begun_proves_nothing() -> None:
+def test_a_trial_next_to_a_request_that_has_just_begun_proves_nothing() -> None:
     """An innocent suspect is tried where another request comes that fails steps."""
 
     async def scenario() -> None:
@@ -106,7 +106,7 @@ def test_a_trial_beside_a_request_that_has_just_begun_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_stream_beside_any_number_of_failed_steps_goes_on(count: int) -> None:
+def test_a_stream_survives_any_number_of_steps_that_others_fail(count: int) -> None:
     """More than `max_migrations`: it is cleared each time."""
 
     async def scenario() -> None:

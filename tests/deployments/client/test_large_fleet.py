@@ -126,7 +126,7 @@ def connect_with(files: tuple[int, int], answer: Connection) -> None:
 
 
 @pytest.mark.parametrize("hard", [150, 1000])
-def test_the_limit_of_open_files_is_raised_and_where_that_is_not_enough_the_log_says_what_to_do(hard: int) -> None:
+def test_the_limit_of_open_files_is_raised_and_one_that_stays_too_low_is_logged(hard: int) -> None:
     ours, theirs = forked().Pipe()
     process = forked().Process(target=connect_with, args=((100, hard), theirs), daemon=True)
     process.start()

@@ -71,7 +71,7 @@ def test_all_come_in_order_and_merge_for_a_slow_reader() -> None:
 
 
 @pytest.mark.parametrize("num_steps", [3, 15])
-def test_another_replica_goes_on_with_log_probabilities_where_the_first_was_lost(num_steps: int) -> None:
+def test_another_replica_continues_the_log_probabilities_where_the_first_was_lost(num_steps: int) -> None:
     """The replica is lost in the middle of the prompt, and in the middle of the output."""
 
     async def scenario() -> None:
@@ -164,7 +164,7 @@ def test_scores_that_are_no_whole_records_are_a_malformed_message() -> None:
 # --- what an ingress accepts ------------------------------------------------------------------------------------
 
 
-def test_a_journal_takes_nothing_before_what_is_missing() -> None:
+def test_a_journal_takes_no_delta_after_a_missing_one() -> None:
     journal = Journal(request())
     assert not journal.is_next(StreamDelta("a", prompt_logprobs=part(2, 9)))
     assert not journal.is_next(StreamDelta("a", [1]))
@@ -177,7 +177,7 @@ def test_a_journal_takes_nothing_before_what_is_missing() -> None:
     assert unscored.is_next(StreamDelta("b", [1]))
 
 
-def test_a_stream_drops_what_it_has() -> None:
+def test_a_stream_drops_log_probabilities_that_it_has_already() -> None:
     async def scenario() -> None:
         stream = Stream(request(), lambda _: None)
         assert stream.feed(StreamDelta("a", prompt_logprobs=part(1, 20)), 0.0)

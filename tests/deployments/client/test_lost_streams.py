@@ -18,7 +18,7 @@ from tests.support.metric_values import count_of
 @pytest.mark.parametrize(
     ("health", "outcome"), [({"max_migrations": 0}, "gave_up"), ({"migration_wait_s": 0.3}, "no_replica")]
 )
-def test_a_stream_that_cannot_go_on_ends_with_an_error(health: dict[str, Any], outcome: str) -> None:
+def test_a_stream_that_cannot_be_resumed_ends_with_an_error(health: dict[str, Any], outcome: str) -> None:
     """The limit of migrations is reached, or the only replica is gone."""
 
     async def scenario() -> None:

@@ -21,7 +21,7 @@ COUNT = 60
 NUM_TOKENS = 300
 
 
-def test_what_many_streams_resend_at_once_is_sent_over_many_turns() -> None:
+def test_streams_that_resume_together_are_sent_over_many_turns() -> None:
     """Two of three replicas die, and all streams have tokens enough to go on beside each other at once."""
 
     async def scenario() -> None:

@@ -87,7 +87,7 @@ def num_finished(engines: InProcessEngines, number: int) -> int:
 
 
 @pytest.mark.parametrize("news_first", ["its own", "serve's", "serve's, and its connection has ended"])
-def test_what_a_stopping_replica_alone_holds_is_fetched_by_one_that_stays(news_first: str) -> None:
+def test_a_prefix_that_only_a_stopping_replica_holds_is_fetched_by_one_that_stays(news_first: str) -> None:
     """Serve takes it out of the fleet, and it says itself that it is being stopped: either may come first."""
 
     async def scenario() -> None:
@@ -111,7 +111,7 @@ def test_what_a_stopping_replica_alone_holds_is_fetched_by_one_that_stays(news_f
     asyncio.run(scenario())
 
 
-def test_what_others_hold_too_or_what_only_one_prompt_has_used_is_not_fetched() -> None:
+def test_prefixes_that_others_hold_or_that_only_one_prompt_used_are_not_fetched() -> None:
     async def scenario() -> None:
         async with two_engines() as (client, engines):
             holder, other = await shared_at_one(client)
@@ -126,7 +126,7 @@ def test_what_others_hold_too_or_what_only_one_prompt_has_used_is_not_fetched() 
 
 
 @pytest.mark.parametrize("why", ["died", "turned off", "last"])
-def test_nothing_is_fetched_from_a_replica_that_died_or_for_nobody(why: str) -> None:
+def test_nothing_is_fetched_from_a_replica_that_died_or_without_one_that_stays(why: str) -> None:
     async def scenario() -> None:
         placer = ForgettingPlacer if why == "turned off" else KeepingPlacer
         async with two_engines(placer) as (client, engines):
@@ -154,7 +154,7 @@ def test_nothing_is_fetched_from_a_replica_that_died_or_for_nobody(why: str) -> 
 @pytest.mark.parametrize(
     ("settings", "lingers"), [({}, True), ({"linger_s": 0}, False), ({"keep_tokens": 0}, False)]
 )
-def test_a_stopping_replica_stays_for_as_long_as_others_may_ask_for_what_it_holds(
+def test_a_stopping_replica_stays_as_long_as_others_may_ask_for_its_prefixes(
     settings: dict[str, Any], lingers: bool
 ) -> None:
     async def scenario() -> None:

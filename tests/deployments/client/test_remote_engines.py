@@ -146,7 +146,7 @@ def test_a_full_queue_elsewhere_is_tried_before_the_client_hears_of_overload() -
     run_scenario(scenario())
 
 
-def test_a_request_that_never_fits_is_rejected_at_once() -> None:
+def test_a_request_that_never_fits_is_rejected_immediately() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, engines):
             with pytest.raises(Rejected, match="at most"):
@@ -201,7 +201,7 @@ def test_a_replica_that_falls_silent_before_it_accepts_is_replaced_unnoticed() -
     run_scenario(scenario())
 
 
-def test_a_replica_whose_process_died_is_given_up_at_once_whether_it_accepted_or_not() -> None:
+def test_a_replica_whose_process_died_is_given_up_immediately_whether_it_accepted_or_not() -> None:
     async def scenario() -> None:
         deaths = Deaths()
         async with ClientAndEngines(2, watcher=deaths, health={"lost_after_s": 600}) as (client, engines):
@@ -265,7 +265,7 @@ def test_when_no_replica_is_left_the_stream_ends_with_a_reason() -> None:
     run_scenario(scenario())
 
 
-def test_a_stream_goes_on_at_the_replica_that_comes_back() -> None:
+def test_a_stream_continues_at_the_replica_that_comes_back() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1, health={"lost_after_s": 2.0}) as (client, engines):
             engines.runners[0].step_s = 0.02
@@ -302,7 +302,7 @@ def test_a_broken_stream_waits_for_room_instead_of_being_refused() -> None:
     run_scenario(scenario())
 
 
-def test_a_stream_that_loses_one_replica_after_the_other_goes_on() -> None:
+def test_a_stream_that_loses_several_replicas_in_turn_continues() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(3, health=SILENCE) as (client, engines):
             for runner in engines.runners:
@@ -333,7 +333,7 @@ def test_a_request_that_is_slow_to_begin_is_sent_to_a_second_replica() -> None:
     run_scenario(scenario())
 
 
-def test_of_two_replicas_that_accepted_the_one_that_begins_counts() -> None:
+def test_the_first_to_begin_of_two_replicas_that_accepted_counts() -> None:
     async def scenario() -> None:
         hedging = {"hedge_after_s": 0.05, "hedge_share": 1.0}
         async with ClientAndEngines(2, health=hedging) as (client, engines):
@@ -377,7 +377,7 @@ def test_a_replica_that_cannot_take_a_request_is_a_lost_replica(monkeypatch: pyt
     run_scenario(scenario())
 
 
-def test_a_dead_engine_hands_its_streams_over_at_once() -> None:
+def test_a_dead_engine_hands_its_streams_over_immediately() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(2) as (client, engines):
             engines.runners[0].step_s = 0.02
@@ -440,7 +440,7 @@ def test_a_replica_of_an_older_release_is_refused_and_another_one_answers(
     run_scenario(scenario())
 
 
-def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas() -> None:
+def test_a_client_learns_the_prefixes_of_replicas_from_a_snapshot_and_then_from_deltas() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(2) as (client, engines):
             first = await client.generate(request("a", max_tokens=2, prompt_len=64))
@@ -585,7 +585,7 @@ def test_ingresses_see_each_others_requests() -> None:
     run_scenario(scenario())
 
 
-def test_of_two_ingresses_that_race_for_the_last_place_one_gets_it() -> None:
+def test_one_of_two_ingresses_that_race_for_the_last_place_gets_it() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1, max_running=1, max_waiting=1) as (client, engines):
             router = router_like(engines)
@@ -795,7 +795,7 @@ async def _reports(engines: InProcessEngines, expected: dict[str, float]) -> Non
         await asyncio.sleep(0.02)
 
 
-def test_what_waits_in_an_ingress_is_told_to_one_replica_and_to_another_when_that_is_lost() -> None:
+def test_the_backlog_of_an_ingress_is_reported_to_one_replica_and_to_another_when_that_is_lost() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(3, health=SILENCE) as (client, engines):
             assert await _held_back(engines) == {"r0": 0, "r1": 0, "r2": 0}
@@ -815,7 +815,7 @@ def test_what_waits_in_an_ingress_is_told_to_one_replica_and_to_another_when_tha
     run_scenario(scenario())
 
 
-def test_where_replicas_have_roles_one_of_each_is_told_what_concerns_it() -> None:
+def test_where_replicas_have_roles_one_of_each_gets_the_backlog_of_its_role() -> None:
     def backlog(role: str) -> messages.Backlog:
         return messages.Backlog({"prefill": 3, "decode": 8}[role], 1000)
 

@@ -45,11 +45,11 @@ def watched(calls: Calls, died: list[str], is_member: Callable[[], bool] = lambd
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _retries_are_immediate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_watch, "RETRY_S", 0.001)
 
 
-def test_a_death_is_told_once() -> None:
+def test_a_death_is_reported_once() -> None:
     async def scenario() -> None:
         calls, died = Calls(ReplicaDied("gone")), list[str]()
         watched(calls, died)
@@ -122,7 +122,7 @@ def test_streams_stay_where_they_are_while_a_watch_fails_otherwise_than_by_a_dea
     run_scenario(scenario())
 
 
-def test_a_replica_that_lives_although_its_death_was_told_is_told_to_stop_before_another_begins(
+def test_a_live_replica_that_was_reported_dead_is_told_to_stop_before_another_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[tuple[str, str, str]] = []
@@ -156,7 +156,7 @@ def test_a_replica_that_lives_although_its_death_was_told_is_told_to_stop_before
     assert order == sorted(order)
 
 
-def test_only_an_answer_brings_a_replica_back_whose_death_was_told() -> None:
+def test_only_an_answer_brings_back_a_replica_that_was_reported_dead() -> None:
     """Messages may still be on their way when its process is gone: a request sent there would wait for silence.
     But a replica that answers lives, whatever the control plane says.
     """

@@ -76,7 +76,7 @@ def test_log_likelihoods_are_those_of_transformers(max_tokens: int) -> None:
     run_scenario(scenario())
 
 
-def test_a_text_is_scored_as_its_tokens_are_and_beside_what_is_generated() -> None:
+def test_a_text_is_scored_as_its_tokens_are_and_next_to_generated_text() -> None:
     async def scenario() -> None:
         async with api_over(1, **REAL) as api:
             text = "".join(PAIRS[0])

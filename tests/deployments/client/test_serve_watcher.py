@@ -54,14 +54,14 @@ def test_a_call_that_fails_otherwise_than_by_a_death_is_cancelled_at_its_replica
     assert handle.calls == ["watch r0 for i", "cancel 0"]
 
 
-def test_a_death_is_told_and_nothing_is_cancelled() -> None:
+def test_a_death_is_reported_and_nothing_is_cancelled() -> None:
     handle = Handle(ActorDiedError())
     with pytest.raises(ReplicaDied):
         asyncio.run(ServeWatcher({"r0": handle}.__getitem__).watch("r0", "i"))
     assert handle.calls == ["watch r0 for i"]
 
 
-def test_the_old_call_has_ended_before_the_next_begins_and_no_death_is_told(
+def test_the_old_call_has_ended_before_the_next_begins_and_no_death_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replica_watch, "RETRY_S", 0.001)

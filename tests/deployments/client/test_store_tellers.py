@@ -70,7 +70,7 @@ def sharing(names: str, stores: Sequence[StoreLog]) -> dict[str, WireServer]:
     return servers
 
 
-def test_one_of_those_who_share_files_tells_and_another_when_it_is_gone() -> None:
+def test_one_of_the_replicas_that_share_files_reports_them_and_another_when_it_is_gone() -> None:
     async def scenario() -> None:
         stores = [StoreLog() for _ in "abc"]
         for store in stores:

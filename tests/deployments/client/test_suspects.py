@@ -121,7 +121,7 @@ LATE = 2 * CLEARED_TOKENS
 
 @pytest.mark.parametrize(("at_token", "costs"), [(0, 2), (3, 2), (LATE, 3)])
 @pytest.mark.parametrize("num_others", [0, 3])
-def test_a_request_that_ends_engines_costs_few_and_nobody_else_an_answer(
+def test_a_request_that_ends_engines_ends_few_of_them_and_no_other_request(
     at_token: int, costs: int, num_others: int
 ) -> None:
     async def scenario() -> None:
@@ -183,7 +183,7 @@ def test_a_request_whose_engines_vanish_without_an_error_costs_three(at_token: i
     run_scenario(scenario())
 
 
-def test_replicas_that_vanish_together_are_nobodys_fault() -> None:
+def test_the_loss_of_several_replicas_together_is_blamed_on_no_request() -> None:
     """As those of a node do: the second while the streams of the first have their trial there."""
 
     async def scenario() -> None:
@@ -256,7 +256,7 @@ def test_suspects_take_turns_where_only_one_replica_is_left() -> None:
     run_scenario(scenario())
 
 
-def test_what_had_run_on_where_its_replica_died_waits_for_no_turn() -> None:
+def test_a_request_that_had_run_for_long_where_its_replica_died_waits_for_no_turn() -> None:
     async def scenario() -> None:
         metrics, deaths = Metrics("m", "ingress", "ingress"), Deaths()
         async with ClientAndEngines(2, metrics=metrics, watcher=deaths, kv_pages=400) as (client, engines):
@@ -284,7 +284,7 @@ def test_what_had_run_on_where_its_replica_died_waits_for_no_turn() -> None:
     run_scenario(scenario())
 
 
-def test_suspects_whose_turn_does_not_come_in_time_go_on_beside_each_other() -> None:
+def test_suspects_whose_turn_does_not_come_in_time_resume_next_to_each_other() -> None:
     async def scenario() -> None:
         health, deaths = {"migration_wait_s": 2.0}, Deaths()
         async with ClientAndEngines(2, health=health, watcher=deaths, kv_pages=400) as (client, engines):
@@ -345,7 +345,7 @@ def test_a_replica_that_was_silent_or_being_stopped_proves_nothing(how: str) -> 
 
 
 @pytest.mark.parametrize(("at_token", "costs"), [(2, 2), (LATE, 3)])
-def test_of_two_ingresses_suspects_only_the_one_that_did_it_is_ended(at_token: int, costs: int) -> None:
+def test_only_the_guilty_one_of_two_ingresses_suspects_is_ended(at_token: int, costs: int) -> None:
     """Neither knows of the other's suspects, but a replica tries only one of them at a time."""
 
     async def scenario() -> None:

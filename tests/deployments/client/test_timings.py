@@ -31,7 +31,7 @@ def check(timings: dict[str, Any]) -> None:
     assert timings["admission_s"] <= timings["queue_s"]
 
 
-def test_a_whole_answer_says_where_its_time_went() -> None:
+def test_a_whole_answer_reports_the_time_of_its_phases() -> None:
     async def scenario() -> None:
         async with api_over() as api:
             api.engines.runners[0].step_s = 0.01
@@ -157,7 +157,7 @@ def test_a_stop_string_ends_a_stream_before_the_engine_reports_its_end() -> None
     run_scenario(scenario())
 
 
-def test_what_was_never_generated_has_no_phases() -> None:
+def test_an_answer_without_generated_tokens_has_no_phases() -> None:
     async def scenario() -> None:
         async with api_over() as api:
             timings = (await api.complete(max_tokens=0, echo=True)).json()["timings"]

@@ -19,7 +19,7 @@ from deployments.config.tenants import TenantSettings
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_shipped_yaml_is_what_the_readme_promises() -> None:
+def test_the_shipped_yaml_has_the_settings_that_the_readme_promises() -> None:
     document = yaml.safe_load((ROOT / "deployments.yaml").read_text())
     (application,) = document["applications"]
     arguments = AppArgs.model_validate(application["args"])
@@ -71,7 +71,7 @@ def test_mistakes_are_named(arguments: dict[str, Any], complaint: str) -> None:
         AppArgs.model_validate(arguments)
 
 
-def test_as_many_prefixes_are_fetched_from_a_leaving_replica_at_once_as_it_sends() -> None:
+def test_as_many_prefixes_are_fetched_together_from_a_leaving_replica_as_it_sends() -> None:
     args = AppArgs.model_validate({"engines": {"kv_fetch": {"max_transfers": 3, "keep_tokens": 500}}})
     placer = args.placer(args.served["EngineReplica"])
     assert (placer.keep_at_once, placer.keep_tokens) == (3, 500)

@@ -84,7 +84,7 @@ def test_a_model_that_needs_two_gpus_gets_two() -> None:
     assert "on no fewer" in reason(cards, "engine.tensor_parallel_size")
 
 
-def test_a_model_that_fits_nowhere_is_refused_with_numbers_and_what_would_fit() -> None:
+def test_a_model_that_fits_nowhere_is_refused_with_numbers_and_settings_that_would_fit() -> None:
     with pytest.raises(CannotMeet, match=r"one GPU of 79\.1 GiB .*weights take 13\d\.\d+ GiB"):
         chosen({"engine": {"model": LARGE}}, machine(1))
     with pytest.raises(CannotMeet, match=r"one GPU of 21\.9 GiB .*set max_model_len to at most \d+"):
@@ -107,7 +107,7 @@ def test_ingresses_are_as_many_as_a_quarter_of_the_cores_at_most_four(cores: int
     assert setting(chosen({}, machine(0, cores=cores)), "ingresses.count") == count
 
 
-def test_what_is_chosen_always_fits_the_cores_with_a_change_of_the_ingresses() -> None:
+def test_the_chosen_numbers_fit_the_cores_while_the_ingresses_are_replaced() -> None:
     for cores in (1, 2, 4, 8, 12, 16, 64):
         for gpus in (0, 1, 8):
             on = Hardware((HardwareNode(cores, cores, (VisibleGpu("G", 80 * GIB),) * gpus),))
@@ -185,7 +185,7 @@ def test_several_models_get_an_engine_each() -> None:
         choose([{"engine": models[0]["engine"]}, {"engine": models[1]["engine"]}], machine(1), facts)
 
 
-def test_autoscaling_and_roles_say_how_many_there_are() -> None:
+def test_autoscaling_and_roles_determine_the_number_of_engines() -> None:
     scaled = chosen({"engine": {"model": SMALL}, "engines": {"autoscaling": {"min": 1, "max": 3}}}, machine(8))
     assert "count" not in scaled.args["engines"]
 
@@ -204,7 +204,7 @@ def test_no_reserved_gpu_means_a_cpu() -> None:
     )
 
 
-def test_what_cannot_be_told_is_refused_unless_it_is_given() -> None:
+def test_unknown_hardware_is_refused_unless_the_device_is_given() -> None:
     blind = Hardware((HardwareNode(8, 16, unknown="NVML does not say which GPUs there are: give engine.device"),))
     with pytest.raises(CannotMeet, match="NVML does not say"):
         choose([{"engine": {"model": SMALL}}], blind, facts)
@@ -213,7 +213,7 @@ def test_what_cannot_be_told_is_refused_unless_it_is_given() -> None:
     assert (setting(given, "engines.count"), setting(given, "engines.num_gpus")) == (1, 1)
 
 
-def test_unknown_sizes_choose_one_gpu_and_say_so() -> None:
+def test_unknown_sizes_choose_one_gpu_with_the_reason() -> None:
     for args, on, said in (
         ({"engine": {"model": "elsewhere"}}, machine(2), "files are not here"),
         ({"engine": {"model": LARGE}}, machine(2, None), "memory is not known"),
@@ -223,7 +223,7 @@ def test_unknown_sizes_choose_one_gpu_and_say_so() -> None:
         assert said in reason(here, "engine.tensor_parallel_size")
 
 
-def test_a_torch_without_cuda_leaves_gpus_alone() -> None:
+def test_a_torch_without_cuda_does_not_use_the_gpus() -> None:
     on = Hardware((HardwareNode(8, 8, (VisibleGpu("NVIDIA L4", 22 * GIB),), has_cuda=False),))
     here = chosen({"engine": {"model": SMALL}}, on)
     assert setting(here, "engine.device") == "cpu" and "without CUDA" in reason(here, "engine.device")
@@ -237,7 +237,7 @@ def test_engines_of_a_cluster_lie_on_one_node_each() -> None:
     assert (setting(large, "engine.tensor_parallel_size"), setting(large, "engines.count")) == (2, 2)
 
 
-def test_threads_are_said_as_a_replica_will_find_them() -> None:
+def test_the_shown_threads_are_those_that_a_replica_will_find() -> None:
     given = chosen({"engines": {"num_cpus": 3}}, machine(0))
     assert setting(given, "engine.threads") == 3
     many = chosen({"engines": {"count": 3}}, machine(0, cores=16))

@@ -30,12 +30,12 @@ from deployments.config.kv_events import KvEventSettings
         ({"port": 1}, "port"),
     ],
 )
-def test_what_cannot_work_is_refused(settings: dict[str, Any], problem: str) -> None:
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         AppArgs.model_validate({"engines": {"kv_events": settings}})
 
 
-def test_what_can_work_is_taken() -> None:
+def test_settings_that_can_work_are_accepted() -> None:
     for settings in (
         {},
         {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"},
@@ -45,7 +45,7 @@ def test_what_can_work_is_taken() -> None:
         assert KvEventSettings.model_validate(settings)
 
 
-def test_they_are_off_unless_asked_for() -> None:
+def test_kv_events_are_off_by_default() -> None:
     assert AppArgs().engines.kv_events is None
 
 

@@ -31,7 +31,7 @@ ROLES = {"engine": {"host_kv_gib": 1.0}, "engines": {"roles": {"prefill": 2, "de
         ({}, "limits.max_choices", 7),
     ],
 )
-def test_what_is_given_replaces_what_args_say_and_the_rest_stays(given: Any, path: str, value: object) -> None:
+def test_live_settings_replace_those_of_args_and_the_rest_stays(given: Any, path: str, value: object) -> None:
     args = AppArgs.model_validate({"limits": {"max_choices": 7, "max_prompts": 5}, "engine": {"page_size": 8}})
     changed = with_live(args, given)
     found: Any = changed
@@ -102,7 +102,7 @@ def test_wrong_values_are_refused_as_in_args(given: Any, message: str) -> None:
         ({"access_file": "/keys"}, "access_file"),
     ],
 )
-def test_what_no_running_process_takes_over_is_refused_by_name(given: Any, path: str) -> None:
+def test_a_setting_that_no_running_process_takes_over_is_refused_by_name(given: Any, path: str) -> None:
     with pytest.raises(ValueError, match=f"user_config has {path}, .* give it under args"):
         with_live(AppArgs(), given)
 
@@ -125,7 +125,7 @@ def test_keys_in_a_file_are_read_again_and_allow_none_here(tmp_path: Path) -> No
         with_live(args, {"tenants": [TENANT]})
 
 
-def test_the_hub_takes_over_the_level_alone() -> None:
+def test_the_hub_takes_over_only_the_log_level() -> None:
     check_live({"logging": {"level": "ERROR"}}, LIVE_IN_HUB)
     with pytest.raises(ValueError, match=r"limits\.max_choices"):
         check_live({"limits": {"max_choices": 3}}, LIVE_IN_HUB)
@@ -134,7 +134,7 @@ def test_the_hub_takes_over_the_level_alone() -> None:
 
 
 @pytest.mark.parametrize("path", AT_START)
-def test_what_sizes_a_process_at_its_start_is_not_live_although_its_section_is(path: str) -> None:
+def test_a_size_that_is_fixed_at_the_start_is_not_live_although_its_section_is(path: str) -> None:
     assert not is_live(path) and is_live(path.partition(".")[0])
     assert path.partition(".")[0] in LIVE
 

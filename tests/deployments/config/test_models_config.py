@@ -63,7 +63,7 @@ def test_mistakes_are_named(arguments: dict[str, Any], complaint: str) -> None:
 
 
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=5, unique=True), st.randoms())
-def test_deployments_are_named_by_their_model_alone(names: list[str], rng: Any) -> None:
+def test_deployments_are_named_only_by_their_model(names: list[str], rng: Any) -> None:
     """No two deployments share a name, and adding, removing or reordering models changes none."""
     served = AppArgs.model_validate({"models": named(*names)}).served
     assert [model.name for model in served.values()] == names

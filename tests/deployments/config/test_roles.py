@@ -15,7 +15,7 @@ ROLES: dict[str, Any] = {"roles": {"prefill": 2, "decode": 4}}
 ENGINE: dict[str, Any] = {"host_kv_gib": 1}
 
 
-def test_roles_say_how_many_replicas_there_are() -> None:
+def test_roles_determine_the_number_of_replicas() -> None:
     args = AppArgs.model_validate({"engine": ENGINE, "engines": ROLES})
     (model,) = args.served.values()
     assert (model.engines.count, model.engines.num_expected) == (6, 6)

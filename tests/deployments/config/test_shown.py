@@ -26,7 +26,7 @@ def test_settings_are_shown_with_their_defaults() -> None:
     json.dumps(shown)
 
 
-def test_of_several_models_each_is_shown() -> None:
+def test_each_of_several_models_is_shown() -> None:
     models = [{"engine": {"served_name": name}} for name in ("a", "b")]
     shown = shown_settings(AppArgs.model_validate({"models": models}))
     assert [model["engine"]["served_name"] for model in shown["models"]] == ["a", "b"]
@@ -66,5 +66,5 @@ def test_every_setting_whose_name_sounds_secret_was_looked_at() -> None:
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-def test_what_is_hidden_is_a_setting(name: str) -> None:
+def test_each_hidden_name_is_a_setting(name: str) -> None:
     assert name in AppArgs.model_fields

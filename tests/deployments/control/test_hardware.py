@@ -57,7 +57,7 @@ def test_instances_of_mig_count_when_they_are_named() -> None:
         ("0,", "none of"),
     ],
 )
-def test_what_cuda_would_cut_off_in_silence_is_said(named: str, message: str) -> None:
+def test_a_list_of_gpus_that_cuda_would_cut_off_in_silence_is_refused(named: str, message: str) -> None:
     with pytest.raises(CannotTell, match=message):
         visible([A, B], named)
 
@@ -130,13 +130,13 @@ def test_no_driver_is_no_gpu_and_a_driver_that_is_silent_is_unknown(tmp_path: Pa
     assert "NVML) is missing" in node(None, tmp_path).unknown
 
 
-def test_how_torch_is_built_is_what_torch_says() -> None:
+def test_the_build_of_torch_is_read_from_torch() -> None:
     import torch
 
     assert torch_builds() == (torch.version.cuda is not None, torch.version.hip is not None)
 
 
-def test_of_a_cluster_s_node_ray_counts_the_gpus_and_the_node_knows_them() -> None:
+def test_ray_counts_the_gpus_of_a_cluster_s_node_and_the_node_knows_them() -> None:
     answer = HardwareNode(8, 16, (VisibleGpu("H100", 80 * GIB), VisibleGpu("L4", 22 * GIB)), cache="/c")
     assert of_ray({"CPU": 16, "GPU": 2}, answer).gpus == (VisibleGpu("L4", 22 * GIB), VisibleGpu("H100", 80 * GIB))
     assert of_ray({"CPU": 16, "GPU": 1}, answer).gpus == (VisibleGpu("L4", 22 * GIB),)

@@ -19,12 +19,12 @@ from tests.engine.support.model_hub import model_hub
 MISSING = {"engine": {"model": "/nonexistent/model"}}
 
 
-def nobody(model: ModelArgs) -> dict[str, str | None]:
+def no_other_node(model: ModelArgs) -> dict[str, str | None]:
     raise AssertionError(f"{model.name} is here, so no other node need be asked")
 
 
 def test_a_model_that_is_here_is_good_enough() -> None:
-    check_model_files(AppArgs(), nobody)
+    check_model_files(AppArgs(), no_other_node)
 
 
 @pytest.mark.parametrize("elsewhere", [{}, {"10.0.0.2": "there is no directory x"}])
@@ -55,7 +55,7 @@ def test_each_of_several_models_is_checked(tmp_path: Path) -> None:
         ({"router": {"policy": "no_such_module:Mine"}}, "cannot be imported"),
     ],
 )
-def test_build_says_what_is_wrong_in_one_line(args: Any, message: str) -> None:
+def test_build_reports_an_error_in_one_line(args: Any, message: str) -> None:
     """`serve status` shows it as it is."""
     with pytest.raises(ConfigRefused, match=message) as raised:
         build(args)

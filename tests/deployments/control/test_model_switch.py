@@ -94,7 +94,7 @@ def test_all_deployments_of_a_model_are_loaded_and_unloaded_together() -> None:
     asyncio.run(scenario())
 
 
-def test_an_application_that_serve_may_not_scale_gives_an_error_that_says_what_to_set() -> None:
+def test_an_application_that_serve_may_not_scale_gives_an_error_that_names_the_setting() -> None:
     controller = Controller(1, "RUNNING", is_scalable=False)
     switch = DeploymentSwitch(controller, {"E": 1})
     assert asyncio.run(switch.load()) == "loaded"  # it is already

@@ -87,7 +87,7 @@ def test_more_headers_than_allowed_are_refused_before_they_end() -> None:
     asyncio.run(scenario())
 
 
-def test_what_chunks_need_is_not_counted() -> None:
+def test_the_overhead_of_chunks_is_not_counted() -> None:
     """Most clients send what they write, however short it is, as a chunk."""
 
     async def scenario() -> None:
@@ -194,7 +194,7 @@ async def until_idle() -> None:
     ],
     ids=["requests", "blank lines", "a body", "chunks"],
 )
-def test_little_is_held_of_what_waits_for_an_answer(loop: Loop, sent: bytes) -> None:
+def test_little_is_held_of_a_request_that_waits_for_an_answer(loop: Loop, sent: bytes) -> None:
     """Ten clients send a megabyte each after a request whose answer does not end."""
     num_clients = 10
 
@@ -290,7 +290,7 @@ def test_a_connection_that_has_ended_is_freed_without_a_collection(loop: Loop, s
         gc.enable()
 
 
-def test_a_connection_that_sends_line_ends_alone_is_ended_too() -> None:
+def test_a_connection_that_sends_only_line_ends_is_ended_too() -> None:
     """They begin no request, and the client has not been idle either."""
 
     async def scenario() -> None:

@@ -33,7 +33,7 @@ def gathered() -> tuple[Recorded, GatheredWrites]:
     return transport, GatheredWrites(cast(asyncio.Transport, transport), asyncio.get_running_loop(), lambda: True)
 
 
-def test_what_one_turn_writes_is_one_write() -> None:
+def test_all_writes_of_one_turn_are_one_write() -> None:
     async def scenario() -> None:
         transport, writes = gathered()
         for data in (b"head", b"event", b"end"):
@@ -47,7 +47,7 @@ def test_what_one_turn_writes_is_one_write() -> None:
     run(scenario())
 
 
-def test_what_was_gathered_is_written_before_the_connection_closes_and_nothing_after() -> None:
+def test_gathered_data_is_written_before_the_connection_closes_and_nothing_after() -> None:
     async def scenario() -> None:
         transport, writes = gathered()
         writes.write(b"last")

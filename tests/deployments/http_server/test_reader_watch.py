@@ -60,7 +60,7 @@ async def written(writes: GatheredWrites, size: int) -> None:
     await asyncio.sleep(0)
 
 
-def test_who_reads_nothing_for_too_long_is_given_up() -> None:
+def test_a_client_that_reads_nothing_for_too_long_is_given_up() -> None:
     async def scenario() -> None:
         transport, writes, watch = watched(0.0)
         await written(writes, 1000)
@@ -74,8 +74,10 @@ def test_who_reads_nothing_for_too_long_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(("per_second", "is_ended"), [(0.4, True), (0.6, False)])
-@pytest.mark.parametrize("goes_on", [True, False], ids=["more is written", "nothing more is written"])
-def test_who_reads_less_than_the_rate_is_given_up(per_second: float, is_ended: bool, goes_on: bool) -> None:
+@pytest.mark.parametrize("continues", [True, False], ids=["more is written", "nothing more is written"])
+def test_a_client_that_reads_less_than_the_rate_is_given_up(
+    per_second: float, is_ended: bool, continues: bool
+) -> None:
     """Whatever is written meanwhile, and however little that is, as long as something waits."""
 
     async def scenario() -> None:
@@ -83,7 +85,7 @@ def test_who_reads_less_than_the_rate_is_given_up(per_second: float, is_ended: b
         await written(writes, 200)
         watch.begin()
         for _ in range(5):
-            if goes_on:
+            if continues:
                 await written(writes, 5)
             await asyncio.sleep(UNREAD_S / 5)
         await asyncio.sleep(1)
@@ -103,7 +105,7 @@ def test_with_no_rate_a_byte_is_enough() -> None:
     run(scenario())
 
 
-def test_who_has_nothing_to_read_may_read_nothing() -> None:
+def test_a_client_that_has_nothing_to_read_is_not_given_up() -> None:
     """As between two events of a stream, also where something waits at both looks."""
 
     async def scenario() -> None:
@@ -134,8 +136,8 @@ def test_a_connection_that_is_to_be_closed_is_watched_too() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("goes_on", [True, False], ids=["more is written", "nothing more is written"])
-def test_who_reads_slowly_is_not(goes_on: bool) -> None:
+@pytest.mark.parametrize("continues", [True, False], ids=["more is written", "nothing more is written"])
+def test_a_client_that_reads_slowly_is_not_given_up(continues: bool) -> None:
     """What is unread may grow meanwhile."""
 
     async def scenario() -> None:
@@ -143,7 +145,7 @@ def test_who_reads_slowly_is_not(goes_on: bool) -> None:
         await written(writes, 1000)
         watch.begin()
         for _ in range(90):
-            if goes_on:
+            if continues:
                 await written(writes, 100)
             await asyncio.sleep(10)
         assert transport.aborted_at is None
@@ -151,7 +153,7 @@ def test_who_reads_slowly_is_not(goes_on: bool) -> None:
     run(scenario())
 
 
-def test_who_has_read_everything_is_watched_no_more() -> None:
+def test_a_client_that_has_read_everything_is_no_longer_watched() -> None:
     async def scenario() -> None:
         _, writes, watch = watched(1000.0)
         await written(writes, 1000)

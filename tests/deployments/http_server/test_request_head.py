@@ -101,7 +101,7 @@ def test_a_clear_head_is_answered(line: str, headers: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_url_of_a_host_alone_is_its_root() -> None:
+def test_a_url_of_only_a_host_is_its_root() -> None:
     assert origin_form("1.1", b"http://a", [(b"host", b"a")]) == b"/"
     assert origin_form("1.1", b"http://a?b=c", [(b"host", b"a")]) == b"/?b=c"
 

@@ -50,13 +50,13 @@ def assigned(kind: type) -> set[str]:
     }
 
 
-def test_the_protocol_and_its_cycle_have_what_is_used_of_them() -> None:
+def test_the_protocol_and_its_cycle_have_the_attributes_that_are_used() -> None:
     assert assigned(HttpToolsProtocol) >= PROTOCOL
     assert assigned(RequestResponseCycle) >= CYCLE
 
 
 @pytest.mark.parametrize("name", sorted(OVERRIDDEN))
-def test_uvicorn_or_its_parser_calls_what_is_overridden(name: str) -> None:
+def test_uvicorn_or_its_parser_calls_the_overridden_methods(name: str) -> None:
     ours, theirs = getattr(connection.Connection, name), getattr(HttpToolsProtocol, name)
     assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
 

@@ -100,7 +100,7 @@ def test_each_call_has_its_own_answer_and_its_own_error() -> None:
     asyncio.run(scenario())
 
 
-def test_without_a_hub_all_calls_fail_and_the_next_ones_are_sent_anew() -> None:
+def test_without_a_hub_all_calls_fail_and_later_ones_are_sent_again() -> None:
     async def scenario() -> None:
         handle = HubHandle(None)
         calls = HubCalls(handle)

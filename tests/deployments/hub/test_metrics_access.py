@@ -107,7 +107,7 @@ def test_the_hub_answers_on_a_port_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\nhost: x\r\n"])
-def test_who_connects_to_the_port_and_asks_for_nothing_is_disconnected(
+def test_a_client_that_connects_and_sends_no_request_is_disconnected(
     said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.hub.server.HEADER_TIMEOUT_S", 0.05)
@@ -161,7 +161,7 @@ def test_a_new_hub_answers_on_its_port_that_it_is_not_ready() -> None:
     run_scenario(scenario())
 
 
-def test_a_port_in_use_is_named_with_its_setting_and_what_to_do(taken_port: int) -> None:
+def test_a_port_in_use_is_named_with_its_setting_and_the_remedy(taken_port: int) -> None:
     with pytest.raises(MetricsPortError) as raised:
         MetricsHub(0, MetricsSettings(port=taken_port, port_wait_s=0.25))
     message = str(raised.value)

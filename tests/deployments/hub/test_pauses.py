@@ -46,7 +46,7 @@ def test_ingresses_are_counted_as_before_a_pause() -> None:
     with_hub(scenario)
 
 
-def test_what_processes_told_is_shown_after_a_pause() -> None:
+def test_metrics_that_processes_reported_are_shown_after_a_pause() -> None:
     async def scenario(hub: MetricsHub, stand_still: Callable[[], None]) -> None:
         engine = Metrics("demo", "r1", "engine")
         engine.inc("generation_tokens_total", 5)

@@ -13,7 +13,7 @@ def grown_up() -> Roster:
     return Roster(born=-ABSENT_S)
 
 
-def test_who_says_that_it_is_here_counts_and_who_leaves_does_not() -> None:
+def test_a_process_that_reports_its_presence_counts_until_it_leaves() -> None:
     roster = grown_up()
     assert [roster.here(name, 0.0) for name in ("a", "b", "a", "c")] == [1, 2, 2, 3]
     roster.leave("b")
@@ -21,7 +21,7 @@ def test_who_says_that_it_is_here_counts_and_who_leaves_does_not() -> None:
     assert roster.here("a", 1.0) == 2
 
 
-def test_who_falls_silent_counts_until_it_has_been_silent_for_long() -> None:
+def test_a_silent_process_counts_until_it_has_been_silent_for_long() -> None:
     roster = grown_up()
     roster.here("dies", 0.0)
     assert roster.here("a", ABSENT_S) == 2
@@ -29,7 +29,7 @@ def test_who_falls_silent_counts_until_it_has_been_silent_for_long() -> None:
     assert roster.here("dies", ABSENT_S + 0.02) == 2  # it was only busy
 
 
-def test_a_new_hub_gives_no_number_until_everybody_could_have_said_that_it_is_here() -> None:
+def test_a_new_hub_gives_no_number_until_every_process_could_have_reported() -> None:
     roster = Roster(born=100.0)
     assert roster.here("a", 100.5) is None
     assert roster.here("b", 100.0 + ABSENT_S - 0.01) is None
@@ -43,7 +43,7 @@ def test_names_without_end_take_bounded_memory() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.booleans(), st.floats(0, ABSENT_S)), max_size=60))
-def test_the_number_is_that_of_those_who_were_here_lately(events: list[tuple[str, bool, float]]) -> None:
+def test_the_number_is_that_of_the_processes_that_reported_lately(events: list[tuple[str, bool, float]]) -> None:
     roster, now, last = grown_up(), 0.0, dict[str, float]()
     for name, leaves, pause in events:
         now += pause

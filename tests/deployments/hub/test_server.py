@@ -60,7 +60,7 @@ def test_a_port_that_stays_taken_is_an_error_after_a_bounded_time() -> None:
     before.close()
 
 
-def test_an_address_of_another_machine_is_an_error_at_once() -> None:
+def test_an_address_of_another_machine_is_an_immediate_error() -> None:
     with pytest.raises(MetricsPortError, match=r"metrics\.host"):
         listen("192.0.2.1", 9, wait_s=30.0, sleep=lambda seconds: pytest.fail("it never becomes free"))
 

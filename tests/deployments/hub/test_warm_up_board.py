@@ -22,7 +22,7 @@ def test_the_reports_of_several_ingresses_are_summed_up() -> None:
     assert board.top("another", 1000, 0.0) == []
 
 
-def test_who_lends_a_prefix_is_told_by_the_last_that_knows_it() -> None:
+def test_the_lender_of_a_prefix_is_the_one_that_was_reported_last() -> None:
     board = WarmUpBoard()
     a, b, longer = list(range(8)), list(range(50, 58)), list(range(12))
     first, second = (KVAddress(f"tcp://{name}", "secret") for name in "xy")

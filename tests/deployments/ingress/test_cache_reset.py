@@ -36,11 +36,11 @@ def emptied(
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def retries_are_immediate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_reset, "RETRY_S", 0.0)
 
 
-def test_each_replica_tells_what_it_freed() -> None:
+def test_each_replica_reports_the_tokens_that_it_freed() -> None:
     assert emptied([{"a", "b"}], [[("a", 3), ("b", 0)]]) == {"a": 3, "b": 0}
 
 
@@ -48,7 +48,7 @@ def test_a_replica_that_is_reached_later_is_asked_again() -> None:
     assert emptied([{"a", "b"}], [[("a", 3)], [("a", 1), ("b", 2)]]) == {"a": 4, "b": 2}
 
 
-def test_an_ingress_that_knows_no_replica_yet_does_not_say_that_all_is_done() -> None:
+def test_an_ingress_that_knows_no_replica_yet_does_not_report_that_all_is_done() -> None:
     assert emptied([set(), {"a"}], [[], [("a", 3)]]) == {"a": 3}
 
 
@@ -62,7 +62,7 @@ def test_replicas_that_still_end_their_streams_empty_their_caches() -> None:
     assert emptied([{"a"}], [[], [("a", 3)]], states=["draining"]) == {"a": 3}
 
 
-def test_a_controller_that_does_not_answer_does_not_say_that_there_is_no_cache() -> None:
+def test_a_controller_that_does_not_answer_does_not_mean_that_there_is_no_cache() -> None:
     assert emptied([set(), {"a"}], [[], [("a", 3)]], states=[None]) == {"a": 3}
 
 
@@ -72,7 +72,7 @@ def test_a_replica_that_fails_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("known", "named"), [({"a", "b"}, ": b$"), (set[str](), "none is known")])
-def test_who_has_not_answered_in_time_is_named_with_the_setting(known: set[str], named: str) -> None:
+def test_a_replica_that_has_not_answered_in_time_is_named_with_the_setting(known: set[str], named: str) -> None:
     answers: list[Answers] = [[("a", 3)] if known else []]
     with pytest.raises(Unavailable, match=f"status_timeout_s.*{named}"):
         emptied([known], answers, timeout_s=0.01)

@@ -78,7 +78,9 @@ def test_connections_in_the_queue_are_accepted_before_it_closes(run: Callable[..
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
 @pytest.mark.parametrize("run", RUNS, ids=["asyncio", "uvloop"])
-def test_who_connects_while_it_closes_reaches_another_listener_of_the_port(run: Callable[..., Any]) -> None:
+def test_a_client_that_connects_during_the_close_reaches_another_listener_of_the_port(
+    run: Callable[..., Any],
+) -> None:
     async def scenario() -> None:
         port = free_port()
         old, old_server = await listen("127.0.0.1", port, b"old")

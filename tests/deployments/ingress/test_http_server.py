@@ -94,7 +94,7 @@ HTTP_2 = "This server speaks HTTP/1.1, and the connection began with HTTP/2"
         (b"GET http://[ HTTP/1.1\r\nhost: a\r\n\r\n", "'[' is no host"),
     ],
 )
-def test_what_is_not_http_is_refused_with_an_error_object(sent: bytes, said_of_it: str) -> None:
+def test_bytes_that_are_not_http_are_refused_with_an_error_object(sent: bytes, said_of_it: str) -> None:
     async def scenario() -> None:
         async with serving(Api()) as (port, _):
             status, message = error_of(await said(port, sent))
@@ -127,7 +127,7 @@ def test_a_client_that_wants_a_tunnel_gets_none(sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("head", [b"GET /x HTTP/1.0\r\n", b"GET /x HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"])
-def test_who_asks_for_another_protocol_and_for_the_connection_s_end_gets_that(head: bytes) -> None:
+def test_a_request_for_an_upgrade_that_also_asks_to_close_is_answered_and_closed(head: bytes) -> None:
     async def scenario() -> None:
         async with serving(Api()) as (port, _):
             answer = await said(port, head + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n")
@@ -138,7 +138,7 @@ def test_who_asks_for_another_protocol_and_for_the_connection_s_end_gets_that(he
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_who_asks_for_another_protocol_is_answered_in_this_one(protocol: str, is_chunked: bool) -> None:
+def test_a_request_for_an_upgrade_is_answered_in_http_1(protocol: str, is_chunked: bool) -> None:
     """As JDK's HttpClient asks with each first request."""
     size = "transfer-encoding: chunked" if is_chunked else "content-length: 5"
     asks = f"connection: Upgrade, HTTP2-Settings\r\nupgrade: {protocol}\r\nhttp2-settings: AAMAAABk\r\n"
@@ -170,7 +170,7 @@ def test_a_large_body_that_comes_with_the_headers_is_no_large_header() -> None:
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_body_that_nobody_reads_ends_its_connection(
+def test_an_unread_body_ends_its_connection(
     loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request was answered before its body had come, which comes for as long as the client likes."""
@@ -197,7 +197,7 @@ def test_a_body_that_nobody_reads_ends_its_connection(
     run_on(loop, scenario())
 
 
-def test_who_sends_a_whole_body_that_nobody_reads_gets_the_answer() -> None:
+def test_a_client_that_sends_a_whole_unread_body_gets_the_answer() -> None:
     """Larger than what the kernel and the server hold of it: its client cannot read before it has sent all."""
 
     async def refuse(scope: Any, receive: Any, send: Any) -> None:
@@ -420,7 +420,7 @@ def test_new_limits_bound_the_connections_that_come_then() -> None:
 
 @pytest.mark.parametrize("framing", [b"content-length: 9", b"transfer-encoding: chunked"])
 @pytest.mark.parametrize("more", [b"", b"rest"], ids=["the body never comes", "the body comes meanwhile"])
-def test_an_answer_before_the_body_says_that_the_connection_ends(framing: bytes, more: bytes) -> None:
+def test_an_answer_before_the_body_announces_the_end_of_the_connection(framing: bytes, more: bytes) -> None:
     """Else a client that keeps its connection would send its next request on one that is closed."""
     rest = more and (b"123456789" if b"length" in framing else b"1\r\na\r\n0\r\n\r\n")
 
@@ -463,7 +463,7 @@ def test_a_client_that_reads_less_than_the_rate_is_given_up() -> None:
     asyncio.run(scenario())
 
 
-def test_a_client_of_a_stream_in_which_nothing_is_said_is_not() -> None:
+def test_a_client_of_a_silent_stream_is_not_given_up() -> None:
     async def scenario() -> None:
         api = Api()
         async with serving(api, unread_s=0.05, min_bytes_per_s=1e12) as (port, _):

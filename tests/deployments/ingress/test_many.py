@@ -63,7 +63,7 @@ def test_prompts_may_be_texts_token_ids_chats_or_bodies(service: ApiService, eng
     assert all(answer.request_id.startswith("req-") for answer in answers)
 
 
-def test_an_answer_names_what_was_left_out_of_its_body(service: ApiService) -> None:
+def test_an_answer_names_the_ignored_fields_of_its_body(service: ApiService) -> None:
     answers = ask([{"prompt": "a", "shiny": 1, "glossy": 1}, "b"], many(service), {"max_tokens": 4})
     assert [answer.ignored_fields for answer in answers] == ["shiny, glossy", ""]
 
@@ -123,7 +123,7 @@ def test_requests_give_way_to_all_others_whatever_priority_they_ask_for(
     ],
 )
 @pytest.mark.parametrize("is_of_batch", [True, False])
-def test_what_a_batch_sends_gives_way_and_what_clients_send_does_not(
+def test_requests_of_a_batch_are_deferrable_and_those_of_clients_are_not(
     service: ApiService, engine: ScriptedEngine, url: str, fields: dict[str, Any], is_of_batch: bool
 ) -> None:
     app = create_app(replace(service, max_open=0 if is_of_batch else 1))
@@ -164,7 +164,7 @@ def test_clients_share_the_engines_by_address_where_there_are_no_tenants(
     assert found == (["red", "red"] if has_tenants else ["anonymous@10.0.0.1", "anonymous@::1"])
 
 
-def test_at_most_so_many_are_in_flight_and_a_call_may_ask_for_fewer(
+def test_requests_in_flight_are_bounded_and_a_call_may_ask_for_fewer(
     service: ApiService, engine: ScriptedEngine
 ) -> None:
     num_open: list[int] = []
@@ -199,7 +199,7 @@ def test_a_refusal_is_waited_out(service: ApiService, engine: ScriptedEngine) ->
     assert [answer.status for answer in answers] == [200] * 30
 
 
-def test_a_reader_that_leaves_aborts_what_is_in_flight(service: ApiService, engine: ScriptedEngine) -> None:
+def test_a_reader_that_leaves_aborts_the_requests_in_flight(service: ApiService, engine: ScriptedEngine) -> None:
     async def scenario() -> None:
         async with aclosing(many(service, max_in_flight=4).answers(["a", "b", "c", "d"] * 5)) as answers:
             await anext(answers)
@@ -212,7 +212,7 @@ def test_a_reader_that_leaves_aborts_what_is_in_flight(service: ApiService, engi
     asyncio.run(scenario())
 
 
-def test_an_ingress_that_is_to_stop_finishes_what_it_has_begun(service: ApiService) -> None:
+def test_an_ingress_that_is_to_stop_finishes_the_requests_that_it_has_begun(service: ApiService) -> None:
     answers: list[Answer] = []
     run = ManyPrompts(
         create_app(service), service, BatchSettings(max_in_flight=2), is_stopping=lambda: len(answers) >= 5

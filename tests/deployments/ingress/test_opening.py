@@ -61,7 +61,7 @@ def test_while_another_ingress_can_answer_one_without_engines_gets_no_connection
     asyncio.run(scenario())
 
 
-def test_the_first_ingress_says_at_once_that_it_loads() -> None:
+def test_the_first_ingress_immediately_reports_that_it_loads() -> None:
     async def scenario() -> None:
         port = free_port()
         first = Ingress("first", port, lacks_engines=True)
@@ -87,7 +87,7 @@ def test_an_ingress_takes_over_when_the_last_other_one_ends_though_it_lacks_engi
     asyncio.run(scenario())
 
 
-def test_an_ingress_whose_engines_never_come_listens_in_the_end_and_says_why(
+def test_an_ingress_whose_engines_never_come_finally_listens_and_gives_the_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:

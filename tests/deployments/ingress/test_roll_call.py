@@ -107,7 +107,7 @@ def test_a_hub_that_does_not_answer_is_asked_again(hub: Callable[[], MetricsHub]
     run(scenario())
 
 
-def test_all_ingresses_together_allow_a_tenant_what_is_configured(hub: Callable[[], MetricsHub]) -> None:
+def test_all_ingresses_together_allow_a_tenant_the_configured_limit(hub: Callable[[], MetricsHub]) -> None:
     """Twelve where two are configured: over minutes they allow the limit, and not six times as much."""
 
     async def scenario() -> None:

@@ -96,7 +96,7 @@ def test_a_spike_of_queued_prefill_calls_replicas_and_its_end_lets_them_go() -> 
     assert targets == [1] * 5 + [math.ceil((150 + 30) / 31)] * 3 + [1] * 5
 
 
-def test_kv_memory_alone_calls_replicas() -> None:
+def test_kv_memory_by_itself_raises_the_number_of_replicas() -> None:
     assert follow([ReplicaWork(kv_share=2.5)]) == [math.ceil(2.5 / 0.8)]
 
 
@@ -175,7 +175,7 @@ def test_more_work_in_engines_never_means_fewer_replicas(
 
 
 @given(st.lists(works, max_size=8), st.integers(0, 20), roles)
-def test_what_is_wanted_is_enough_for_what_is_needed(
+def test_the_desired_number_is_at_least_the_needed_one(
     fleet: list[ReplicaWork], target: int, role: Role | None
 ) -> None:
     desired = desired_replicas(TARGETS, fleet, len(fleet), target, role)
@@ -208,12 +208,12 @@ def test_four_replicas_ask_for_all_that_a_tenfold_burst_needs_in_one_decision() 
     assert desired_replicas(TARGETS, burst(), 4, 4) == math.ceil(TEN_TIMES / 0.8)
 
 
-def test_what_is_turned_away_is_needed_no_less_than_what_waits() -> None:
+def test_requests_that_are_turned_away_count_as_much_as_those_that_wait() -> None:
     """The queue is full and does not grow: all that is too much is refused at the door."""
     assert desired_replicas(TARGETS, burst(held_back=50.0, turned_away_per_s=30.0), 4, 4) == 40
 
 
-def test_what_has_piled_up_is_worked_off_within_the_time_to_catch_up() -> None:
+def test_a_backlog_is_worked_off_within_the_time_to_catch_up() -> None:
     assert desired_replicas(TARGETS, burst(waiting_s=600.0), 4, 4) == math.ceil((600 + TEN_TIMES * 30) / 31)
     strict = replace(TARGETS, catch_up_s=0.0)
     assert desired_replicas(strict, burst(waiting_s=600.0), 4, 4) == 600
@@ -227,7 +227,7 @@ def test_a_fleet_that_catches_up_asks_for_no_more_than_comes() -> None:
     assert desired_replicas(TARGETS, work, 40, 40) == 40
 
 
-def test_when_memory_is_what_is_short_batches_grow_with_what_comes() -> None:
+def test_when_memory_is_short_batches_grow_with_the_arrivals() -> None:
     """Long answers: batches are full at a quarter of the prefill rate, and three times as much comes."""
     full = ReplicaWork(busy_share=0.25, kv_share=1.0, running=64.0)
     reports = ReplicaWork(unserved_share=2.0, queued_prefill_s=3.0, held_back=400.0, turned_away_per_s=20.0)

@@ -164,7 +164,7 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_f
     assert threads and threading.main_thread() not in threads
 
 
-def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> None:
+def test_an_engine_knows_the_tenant_of_a_request_and_lets_tenants_take_turns() -> None:
     """The batch has one place, and three requests of one tenant arrive before one of another tenant."""
     engines = InProcessEngines(
         1, WireTimings(absent_ingress_s=60), max_running=1, policy="fair", fair_quantum_tokens=1
@@ -193,7 +193,7 @@ def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> Non
         engines.close()
 
 
-def test_a_role_is_refused_where_pages_alone_are_not_enough_to_go_on() -> None:
+def test_a_role_is_refused_where_a_model_needs_more_than_pages_to_continue() -> None:
     runner = CountingRunner(64)
     runner.num_state_slots = 8
     config = EngineConfig(model="hybrid", max_running=4)

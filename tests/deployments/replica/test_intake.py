@@ -37,7 +37,9 @@ def test_a_request_that_its_ingress_sends_again_is_neither_run_twice_nor_refused
         engines.close()
 
 
-def test_a_suspect_that_is_to_run_alone_is_refused_while_another_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspect_that_must_run_by_itself_is_refused_while_another_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engines, told = InProcessEngines(1, WireTimings(absent_ingress_s=60)), list[Any]()
     try:
         replica, runner = engines.replicas[0], engines.runners[0]
@@ -69,13 +71,13 @@ class Compilers:
         self.intake = engines.replicas[0].intake
         self.begun: queue.Queue[str] = queue.Queue()
         self.told: queue.Queue[Any] = queue.Queue()
-        self.may_go_on = threading.Semaphore(0)
+        self.may_continue = threading.Semaphore(0)
         monkeypatch.setattr(self.intake, "compile", self._compile)
         monkeypatch.setattr(engines.replicas[0].wire, "refuse", lambda *refusal: self.told.put(refusal[:3]))
 
     def _compile(self, grammar: Grammar) -> Refusal:
         self.begun.put(grammar.source)
-        assert self.may_go_on.acquire(timeout=60)
+        assert self.may_continue.acquire(timeout=60)
         if grammar.source == "defect":
             raise RuntimeError(grammar.source)
         return Refusal("never_fits", grammar.source)
@@ -86,7 +88,7 @@ class Compilers:
 
     def is_over(self, names: str) -> bool:
         """Let all go on; return whether each of these, and nothing else, is told that it is not run."""
-        self.may_go_on.release(100)
+        self.may_continue.release(100)
         told = sorted(self.told.get(timeout=60)[1] for _ in names)
         return told == sorted(names) and not self.intake.num_compiling
 
@@ -103,7 +105,7 @@ def test_a_tenants_grammars_wait_for_their_turns_and_not_for_all_of_anothers(com
         compilers.send(name, "flood")
     assert {compilers.begun.get(timeout=60) for _ in range(GRAMMAR_THREADS)} == {"a", "b"}
     compilers.send("z", "another")
-    compilers.may_go_on.release(2)
+    compilers.may_continue.release(2)
     assert "z" in {compilers.begun.get(timeout=60) for _ in range(2)}
     assert compilers.is_over("abcdefz")
 
@@ -116,8 +118,8 @@ def test_a_grammar_whose_client_has_left_is_not_compiled(compilers: Compilers) -
     assert {compilers.begun.get(timeout=60) for _ in range(2)} == {"a", "b"} and compilers.begun.empty()
 
 
-def test_a_defect_in_compiling_is_told_at_once_and_leaves_nothing(compilers: Compilers) -> None:
+def test_a_defect_in_compiling_is_reported_immediately_and_leaves_nothing(compilers: Compilers) -> None:
     compilers.send("a", "t", "defect")
-    compilers.may_go_on.release()
+    compilers.may_continue.release()
     assert compilers.told.get(timeout=60) == ("i", "a", "failed")
     assert compilers.intake.num_compiling == 0

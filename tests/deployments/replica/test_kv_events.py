@@ -247,7 +247,7 @@ def prompt_of(*numbers: int) -> list[int]:
     return [number for number in numbers for _ in range(16)]
 
 
-def test_a_stream_of_a_real_engine_tells_what_its_cache_holds(stack: ExitStack) -> None:
+def test_the_events_of_a_real_engine_give_the_blocks_that_its_cache_holds(stack: ExitStack) -> None:
     """Prompts with a common beginning, more than there is room for, then an emptied cache."""
     replica = replica_with(on_free_ports(), host_kv_gib=0.01, host_kv_min_uses=1, kv_pages=24)
     stack.callback(replica.close)
@@ -272,7 +272,7 @@ def test_a_stream_of_a_real_engine_tells_what_its_cache_holds(stack: ExitStack) 
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_a_private_tenant_s_prompts_are_told_to_nobody_unless_asked_for(stack: ExitStack, include: bool) -> None:
+def test_a_private_tenant_s_prompts_are_not_published_unless_asked_for(stack: ExitStack, include: bool) -> None:
     replica = replica_with(on_free_ports(include_tenants=include))
     stack.callback(replica.close)
     assert replica.kv_events is not None
@@ -312,7 +312,9 @@ def test_names_in_place_of_positions(stack: ExitStack) -> None:
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(seed=st.integers(0, 2**32), buffer_steps=st.sampled_from((0, 2, 1000)), loss=st.sampled_from((0.2, 0.9)))
-def test_who_misses_messages_knows_the_same_after_a_replay(seed: int, buffer_steps: int, loss: float) -> None:
+def test_a_subscriber_that_misses_messages_has_the_same_blocks_after_a_replay(
+    seed: int, buffer_steps: int, loss: float
+) -> None:
     """Messages are lost at random, kept or not any more: in the end the mirror is what the cache holds."""
     draw, events, held = random.Random(seed), BlockEvents(1), {Tier.DEVICE: set[int](), Tier.HOST: set[int]()}
     with ExitStack() as stack:

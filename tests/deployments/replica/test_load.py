@@ -108,7 +108,7 @@ def test_before_any_rate_is_known_the_longest_wait_stands_for_the_queue() -> Non
     assert meter.read(load, BacklogTotals(), 1.0)["queued_prefill_s"] == 4.0
 
 
-def test_the_meter_counts_what_waits_and_what_is_turned_away_in_ingresses() -> None:
+def test_the_meter_counts_requests_that_wait_or_are_turned_away_in_ingresses() -> None:
     meter = WorkMeter(page_size=16, max_running=8, now=0.0)
     load = EngineLoad(waiting_prefill_tokens=1000, pages=PageAccount(100, 0, 0, 0), prefill_rate=1000.0)
     first = meter.read(load, BacklogTotals(num_requests=4, num_tokens=9000, unserved_tokens=9000), now=10.0)

@@ -17,7 +17,7 @@ def test_a_beat_outlives_the_slowest_health_check_and_not_a_lost_replica() -> No
     assert one < pod.BEAT_AGE_S < 3 * one
 
 
-def test_the_probe_says_why_and_loads_nothing_heavy() -> None:
+def test_the_probe_gives_the_reason_and_imports_nothing_heavy() -> None:
     probe = "import sys; from deployments.replica import pod; code = pod.main(['ready']); "
     probe += "print(sorted({'ray', 'torch', 'pydantic'} & sys.modules.keys())); sys.exit(code)"
     environment = {"PYTHONPATH": str(Path(pod.__file__).parents[2])}

@@ -85,7 +85,7 @@ def test_the_placer_knows_which_beginnings_came_often() -> None:
 # --- the replica -----------------------------------------------------------------------------------------------
 
 
-def test_a_new_replica_holds_what_is_worth_most_before_it_is_ready() -> None:
+def test_a_new_replica_holds_the_most_valuable_prefixes_before_it_is_ready() -> None:
     async def scenario() -> None:
         hub = MetricsHub()
         await hub.report_prefixes("i1", report([*SYSTEM, 1], [*SYSTEM, 2], salt="tenant"))
@@ -103,7 +103,7 @@ def test_a_new_replica_holds_what_is_worth_most_before_it_is_ready() -> None:
     run_scenario(scenario())
 
 
-def test_its_pages_are_filled_to_a_share_with_the_best() -> None:
+def test_the_best_prefixes_fill_a_share_of_a_new_replicas_pages() -> None:
     async def scenario() -> None:
         hub = MetricsHub()
         best, next_best = [1] * 64, [2] * 128

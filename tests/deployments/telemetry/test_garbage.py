@@ -47,6 +47,6 @@ def test_a_closed_meter_counts_nothing() -> None:
     assert pauses.drain() == []
 
 
-def test_a_process_that_has_settled_looks_at_little_of_what_it_has() -> None:
+def test_a_collection_in_a_settled_process_visits_few_of_its_objects() -> None:
     found = subprocess.run([sys.executable, "-c", SETTLED], capture_output=True, text=True, check=False)
     assert found.stdout.strip() == "True", found.stderr

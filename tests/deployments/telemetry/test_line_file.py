@@ -38,7 +38,7 @@ def test_lines_are_appended_together(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_pipe_that_nobody_reads_loses_lines_until_somebody_does(pipe: Path) -> None:
+def test_a_pipe_without_a_reader_loses_lines_until_it_has_one(pipe: Path) -> None:
     async def scenario() -> None:
         lines = LineFile(str(pipe))
         lines.add("lost")

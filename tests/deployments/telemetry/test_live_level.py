@@ -73,7 +73,7 @@ async def refusals(hub: MetricsHub) -> list[float]:
     return [float(line.split()[-1]) for line in lines if line.startswith("raydix_refuses_settings{")]
 
 
-def test_the_page_shows_who_refuses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_shows_which_processes_refuse_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for period in ("PERIOD_S", "IDLE_PERIOD_S"):
         monkeypatch.setattr(f"deployments.hub.calls.{period}", 0.01)
 

@@ -67,7 +67,7 @@ def test_while_no_request_is_open_the_timer_goes_off_seldom_and_still_notices_lo
     assert run(scenario(is_idle=True)) < 0.3 * run(scenario(is_idle=False))
 
 
-def test_it_is_a_gauge_of_the_ingress() -> None:
+def test_the_lag_is_a_gauge_of_the_ingress() -> None:
     async def scenario() -> dict[tuple[str, ...], float]:
         lag, metrics = LoopLag(), Metrics("m", "i", "ingress")
         lag.start()
@@ -86,7 +86,7 @@ def test_it_is_a_gauge_of_the_ingress() -> None:
     [(0.0, 0.0, 0.0), (0.125, 0.375, 0.125), (4.0, 0.0, 0.5), (4.0, 0.375, 0.125), (0.5, 0.6, 0.0)],
     ids=["stopped", "shares a core", "has threads", "its threads have the cores", "waits for a core"],
 )
-def test_of_a_delay_the_process_s_own_part_is_what_it_computed_and_did_not_wait_for_a_processor(
+def test_the_process_s_own_part_of_a_delay_excludes_the_wait_for_a_processor(
     computed: float, queued: float, own: float
 ) -> None:
     async def scenario() -> None:

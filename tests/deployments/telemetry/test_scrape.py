@@ -107,16 +107,16 @@ def test_quantiles_lie_linearly_in_their_bucket() -> None:
     assert Interval(None, histogram(m=4444), None).quantile("h", 0.5) == pytest.approx(0.5)
 
 
-def test_quantiles_of_nothing_of_the_endless_and_of_what_began_anew() -> None:
+def test_quantiles_of_nothing_of_the_last_bucket_and_of_a_counter_that_restarted() -> None:
     same = histogram(m=1234)
     assert Interval(same, same, 1.0).quantile("h", 0.5) is None
     assert Interval(None, parsed("# TYPE raydix_h histogram"), None).quantile("h", 0.5) is None
     assert Interval(None, histogram(m="0008"), None).quantile("h", 0.99) == 4.0
-    anew = Interval(histogram(m=9999), histogram(m=2222), 1.0)
-    assert anew.quantile("h", 0.5) == pytest.approx(0.5)
+    restarted = Interval(histogram(m=9999), histogram(m=2222), 1.0)
+    assert restarted.quantile("h", 0.5) == pytest.approx(0.5)
 
 
-def test_quantiles_of_several_models_together_and_alone() -> None:
+def test_quantiles_are_given_for_several_models_together_and_for_one() -> None:
     interval = Interval(None, histogram(a="1111", b="0003"), None)
     assert interval.quantile("h", 0.5, model_name="a") == pytest.approx(0.5)
     assert interval.quantile("h", 0.5, model_name="b") == 4.0
@@ -142,7 +142,7 @@ families = st.dictionaries(st.sampled_from("abcd"), values, max_size=4)
 
 
 @given(st.one_of(st.none(), families), families, st.floats(0.01, 100))
-def test_whatever_the_values_rates_are_numbers_not_below_zero(
+def test_rates_of_any_values_are_numbers_not_below_zero(
     before: dict[str, float] | None, after: dict[str, float], seconds: float
 ) -> None:
     interval = Interval(counter(**before) if before is not None else None, counter(**after), seconds)

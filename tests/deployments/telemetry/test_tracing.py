@@ -231,7 +231,7 @@ def test_a_collector_that_is_away_costs_requests_nothing_and_few_warnings() -> N
     assert warnings.kinds and len(warnings.kinds) == len(set(warnings.kinds))
 
 
-def test_a_collector_that_refuses_is_tried_again_with_what_comes_next(sink: Collector) -> None:
+def test_a_collector_that_refuses_is_tried_again_with_the_next_spans(sink: Collector) -> None:
     sink.status = 400
     tracer = open_tracing(settings(sink.url), "ingress-1")
     assert tracer is not None

@@ -34,7 +34,7 @@ def test_a_report_is_stale_after_some_seconds_of_silence() -> None:
     assert backlogs.totals(STALE_S + 0.01)[:2] == (1, 500)
 
 
-def test_what_came_and_was_not_served_is_what_queues_grow_by_and_what_is_turned_away() -> None:
+def test_unserved_arrivals_are_the_growth_of_the_queues_plus_those_turned_away() -> None:
     backlogs = Backlogs()
     backlogs.take("a", Backlog(3, 3000, turned_away=7, turned_away_tokens=7000), 0.0)
     assert backlogs.totals(0.0) == BacklogTotals(3, 3000, 0, 0)  # it did not come now
@@ -44,7 +44,7 @@ def test_what_came_and_was_not_served_is_what_queues_grow_by_and_what_is_turned_
     assert backlogs.totals(2.0) == BacklogTotals(0, 0, 2, 2000 + 3000 - 6000, 2 + 2 - 5)
 
 
-def test_an_ingress_that_goes_or_comes_to_another_replica_is_no_change_of_what_came() -> None:
+def test_an_ingress_that_leaves_or_joins_does_not_count_as_arrivals() -> None:
     backlogs = Backlogs()
     backlogs.take("dies", Backlog(3, 3000), 0.0)
     backlogs.take("falls silent", Backlog(3, 3000), 0.0)
@@ -58,7 +58,7 @@ counts = st.integers(0, 2**48)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), counts, counts, counts), max_size=30))
-def test_whatever_is_reported_the_sums_are_those_of_the_last_reports(
+def test_the_sums_are_always_those_of_the_last_reports(
     events: list[tuple[str, bool, int, int, int]],
 ) -> None:
     backlogs, last = Backlogs(), dict[str, int]()
@@ -98,7 +98,7 @@ def test_an_ingress_that_dies_no_longer_counts(server: WireServer, peer: Peer) -
     assert server.backlog() == BacklogTotals(2, 1000, 0, 0)
 
 
-def test_what_a_stranger_reports_is_dropped(server: WireServer, peer: Peer) -> None:
+def test_the_report_of_a_stranger_is_dropped(server: WireServer, peer: Peer) -> None:
     stranger = peer()
     stranger.send(Backlog(1, 1000))
     wait_until(lambda: server.counts["unauthenticated"] == 1)

@@ -41,7 +41,7 @@ def deaf() -> Iterator[Deaf]:
     made.context.destroy(linger=0)
 
 
-def test_after_silent_hellos_an_ingress_connects_anew_under_another_identity(deaf: Deaf) -> None:
+def test_after_unanswered_hellos_an_ingress_reconnects_under_another_identity(deaf: Deaf) -> None:
     """Its connection may be half open, in a way that ZeroMQ does not notice."""
 
     async def scenario() -> None:
@@ -100,7 +100,7 @@ def test_hellos_are_numbered_however_the_clock_steps(deaf: Deaf, monkeypatch: py
 
 
 @pytest.mark.parametrize("encrypts", [True, False])
-def test_an_ingress_that_connects_anew_is_welcomed(encrypts: bool) -> None:
+def test_an_ingress_that_reconnects_is_welcomed(encrypts: bool) -> None:
     server: WireServer = served(Requests(), WireTimings(0.02), encrypt=encrypts)
 
     async def scenario() -> None:

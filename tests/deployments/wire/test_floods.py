@@ -84,22 +84,22 @@ class Held(Requests):
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_go_on = threading.Event()
+        self.may_continue = threading.Event()
         self.at_heartbeats: list[int] = []
         """Messages taken in at each heartbeat since it went on."""
 
     def on_withdrawn(self, ingress_id: str, request_id: str) -> None:
         super().on_withdrawn(ingress_id, request_id)
-        self.may_go_on.wait(60)
+        self.may_continue.wait(60)
 
     def load(self) -> messages.Load:
-        if self.may_go_on.is_set():
+        if self.may_continue.is_set():
             self.at_heartbeats.append(len(self.withdrawn))
         return messages.Load()
 
 
 @pytest.mark.parametrize(("bound", "most"), [("TURN_MESSAGES", 5), ("TURN_BYTES", 1)])
-def test_heartbeats_come_between_what_is_taken_in_at_a_stretch(
+def test_heartbeats_come_between_batches_of_messages(
     context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, bound: str, most: int
 ) -> None:
     monkeypatch.setattr(f"deployments.wire.server.{bound}", most)
@@ -110,7 +110,7 @@ def test_heartbeats_come_between_what_is_taken_in_at_a_stretch(
         friend.send(messages.Abort(f"a{number}"))
     wait_until(lambda: bool(held.withdrawn))
     time.sleep(0.2)  # the others arrive, and a heartbeat is due: without this, nothing would be noticed
-    held.may_go_on.set()
+    held.may_continue.set()
     wait_until(lambda: len(held.withdrawn) == 500)
     server.close()
     assert held.at_heartbeats[0] <= most

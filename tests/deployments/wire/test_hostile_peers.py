@@ -115,7 +115,7 @@ def test_a_malformed_message_does_not_end_the_engine_s_thread(
 
 @settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.lists(shapeless | tagged, min_size=1, max_size=10))
-def test_whatever_a_stranger_says_is_counted(
+def test_any_message_of_a_stranger_is_counted(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer, batch: list[bytes]
 ) -> None:
     stranger = BarePeer(context, server)
@@ -131,7 +131,7 @@ def test_whatever_a_stranger_says_is_counted(
 
 @settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.lists(shapeless | tagged, min_size=1, max_size=10))
-def test_whatever_an_ingress_says_others_are_served(
+def test_no_message_of_an_ingress_stops_the_service_for_others(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer, batch: list[bytes]
 ) -> None:
     """Even an ingress with the key can break only its own session, not the server."""
@@ -201,7 +201,7 @@ def test_a_malformed_message_of_a_replica_is_counted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNWELCOME)
-def test_nothing_is_taken_from_a_replica_that_has_not_said_which_it_is(name: str) -> None:
+def test_nothing_is_accepted_from_a_replica_that_has_not_identified_itself(name: str) -> None:
     connection, listener = asyncio.run(say_to_ingress([UNWELCOME[name]]))
     assert sum(connection.counts.values()) == 1
     assert connection.counts["malformed"] == 0
@@ -211,7 +211,7 @@ def test_nothing_is_taken_from_a_replica_that_has_not_said_which_it_is(name: str
 
 @settings(max_examples=examples(25), deadline=None)
 @given(batch=st.lists(shapeless | tagged, min_size=1, max_size=10))
-def test_whatever_an_impostor_says_is_counted(batch: list[bytes]) -> None:
+def test_any_message_of_an_impostor_is_counted(batch: list[bytes]) -> None:
     connection, listener = asyncio.run(say_to_ingress(batch))
     assert sum(connection.counts.values()) == len(batch)
     assert set(listener.calls) <= {"answering"}

@@ -42,7 +42,7 @@ def steps_of_a_tick(num_ingresses: int) -> int:
         server.close()
 
 
-def test_telling_an_ingress_of_the_load_takes_as_many_steps_beside_many_others() -> None:
+def test_reporting_the_load_to_an_ingress_takes_as_many_steps_among_many_others() -> None:
     none, few, many = (steps_of_a_tick(number) for number in (0, 16, 256))
     assert few - none >= 16 * 5  # they were told
     assert many - none <= 16.5 * (few - none)

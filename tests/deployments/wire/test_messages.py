@@ -42,7 +42,7 @@ def test_a_message_of_the_other_direction_is_malformed() -> None:
         messages.decode_to_ingress(messages.encode(messages.Abort("a")))
 
 
-def test_what_was_not_sent_comes_merged_and_only_once() -> None:
+def test_unsent_deltas_come_merged_and_only_once() -> None:
     logs = Outbox()
     logs.open("a", "ingress")
     logs.mark_sent("ingress", logs.unsent("ingress"))
@@ -56,7 +56,7 @@ def test_what_was_not_sent_comes_merged_and_only_once() -> None:
     assert (logs.unsent("ingress")[0].start, logs.unsent("ingress")[0].token_ids) == (3, [4])
 
 
-def test_a_stream_is_sent_again_from_what_was_received() -> None:
+def test_a_stream_is_sent_again_from_the_last_token_received() -> None:
     logs = Outbox()
     logs.open("a", "ingress")
     logs.record(StreamDelta("a", [1, 2, 3], finish_reason="length"), 0.0)
@@ -66,7 +66,7 @@ def test_a_stream_is_sent_again_from_what_was_received() -> None:
     assert (output.start, output.token_ids, output.finish_reason) == (1, [2, 3], "length")
 
 
-def test_an_empty_delta_tells_that_a_request_was_accepted_unless_tokens_told_it() -> None:
+def test_an_empty_delta_reports_an_accepted_request_unless_tokens_did() -> None:
     logs = Outbox()
     for request_id in ("slow", "fast"):
         logs.open(request_id, "ingress")

@@ -50,17 +50,17 @@ class Listening:
             self.tiers.update(zip(moved, message.tiers, strict=True))
         return True
 
-    def ask(self, *, anew: bool) -> None:
+    def ask(self, *, from_start: bool) -> None:
         known = self.session.cache
-        known.wants_first = known.wants_first or anew
+        known.wants_first = known.wants_first or from_start
         part = self.feed.next_part(self.session)
         self.feed.sent(self.session, part, self.post("i", self.session, part.encoded(1, self.session.seq)))
 
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_parts_and_changes_together_are_what_the_cache_holds(seed: int) -> None:
-    draw, log, held, beside = random.Random(seed), PrefixLog(), set[int](), set[int]()
+def test_parts_and_changes_together_give_the_blocks_that_the_cache_holds(seed: int) -> None:
+    draw, log, held, on_host = random.Random(seed), PrefixLog(), set[int](), set[int]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_feed, "PART_BLOCKS", 5)
         feed = PrefixFeed(log, period_s=1.0)
@@ -68,7 +68,7 @@ def test_parts_and_changes_together_are_what_the_cache_holds(seed: int) -> None:
         now = 0.0
         for _ in range(200):
             match draw.choice(
-                ("store", "store", "evict", "keep", "drop", "tick", "ask", "ask", "anew", "congestion")
+                ("store", "store", "evict", "keep", "drop", "tick", "ask", "ask", "from_start", "congestion")
             ):
                 case "store":
                     new = [block for block in draw.sample(range(60), 7) if block not in held]
@@ -79,11 +79,11 @@ def test_parts_and_changes_together_are_what_the_cache_holds(seed: int) -> None:
                     log.evict(gone)
                     held.difference_update(gone)
                 case "keep":
-                    log.keep(kept := draw.sample(sorted(held - beside), min(3, len(held - beside))))
-                    beside.update(kept)
+                    log.keep(kept := draw.sample(sorted(held - on_host), min(3, len(held - on_host))))
+                    on_host.update(kept)
                 case "drop":
-                    log.drop(dropped := draw.sample(sorted(beside), min(2, len(beside))))
-                    beside.difference_update(dropped)
+                    log.drop(dropped := draw.sample(sorted(on_host), min(2, len(on_host))))
+                    on_host.difference_update(dropped)
                 case "tick":
                     now += 1.0
                     feed.send_due(
@@ -93,10 +93,10 @@ def test_parts_and_changes_together_are_what_the_cache_holds(seed: int) -> None:
                         lambda name, session, data: ingresses[name].post(name, session, data),
                     )
                 case "ask":
-                    draw.choice(list(ingresses.values())).ask(anew=False)
-                case "anew":
+                    draw.choice(list(ingresses.values())).ask(from_start=False)
+                case "from_start":
                     if draw.random() < 0.2:
-                        draw.choice(list(ingresses.values())).ask(anew=True)
+                        draw.choice(list(ingresses.values())).ask(from_start=True)
                 case _:
                     draw.choice(list(ingresses.values())).is_congested = draw.random() < 0.3
             published = set(log.snapshot())
@@ -109,7 +109,7 @@ def test_parts_and_changes_together_are_what_the_cache_holds(seed: int) -> None:
                         assert {block: ingress.tiers[block] for block in published} == dict(
                             zip(published, told, strict=True)
                         )
-            log_now = {block: 0 if block in held else Tier.HOST for block in held | beside}
+            log_now = {block: 0 if block in held else Tier.HOST for block in held | on_host}
         log.drain()
         log.drain_moves()
         everything = list(log.snapshot())
@@ -118,7 +118,7 @@ def test_parts_and_changes_together_are_what_the_cache_holds(seed: int) -> None:
             assert max(ingress.sizes, default=0) <= 5
 
 
-def test_an_ingress_that_missed_a_change_begins_anew_at_its_own_pace() -> None:
+def test_an_ingress_that_missed_a_change_begins_again_at_its_own_pace() -> None:
     log = PrefixLog()
     log.store(range(1, 20_001))
     feed = PrefixFeed(log, period_s=1.0)
@@ -126,7 +126,7 @@ def test_an_ingress_that_missed_a_change_begins_anew_at_its_own_pace() -> None:
     sessions = {"i": ingress.session}
     feed.send_due(1.0, 1, sessions, ingress.post)
     while ingress.state != "whole":
-        ingress.ask(anew=False)
+        ingress.ask(from_start=False)
     log.store([77_777])
     ingress.is_congested = True
     feed.send_due(2.0, 1, sessions, ingress.post)
@@ -136,13 +136,13 @@ def test_an_ingress_that_missed_a_change_begins_anew_at_its_own_pace() -> None:
     feed.send_due(4.0, 1, sessions, ingress.post)
     assert (ingress.sizes, ingress.state, ingress.known) == ([0], "begun", set())
     while ingress.state != "whole":
-        ingress.ask(anew=False)
+        ingress.ask(from_start=False)
     assert ingress.known == {*range(1, 20_001), 77_777}
 
 
-def test_a_cache_that_is_not_reported_is_known_at_once() -> None:
+def test_a_cache_that_is_not_reported_is_known_immediately() -> None:
     ingress = Listening(PrefixFeed(NoPrefixes(), period_s=1.0))
-    ingress.ask(anew=True)
+    ingress.ask(from_start=True)
     assert (ingress.state, ingress.known) == ("whole", set())
 
 
@@ -152,7 +152,7 @@ def test_a_part_takes_as_many_steps_from_a_large_cache() -> None:
         log.store(range(num_blocks))
         log.drain()
         ingress = Listening(PrefixFeed(log, period_s=1.0))
-        ingress.ask(anew=True)
-        return count_calls(lambda: ingress.ask(anew=False))
+        ingress.ask(from_start=True)
+        return count_calls(lambda: ingress.ask(from_start=False))
 
     assert steps(160_000) <= steps(10_000) + 100

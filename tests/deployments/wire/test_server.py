@@ -40,7 +40,7 @@ def server(requests: Requests, prefixes: PrefixLog) -> Iterator[WireServer]:
     made.close()
 
 
-def test_an_ingress_that_connects_anew_is_welcomed_while_its_old_connection_still_seems_to_be_there(
+def test_an_ingress_that_reconnects_is_welcomed_while_its_old_connection_seems_open(
     server: WireServer,
 ) -> None:
     """ZeroMQ gives up the connection to a suspended replica, which notices nothing."""
@@ -97,7 +97,7 @@ def test_heartbeats_arrive_while_an_ingress_is_connected(server: WireServer, pee
     wait_until(lambda: not server.is_connected("i"))
 
 
-def test_a_replica_without_requests_speaks_seldom_and_with_one_at_once_often_again(
+def test_a_replica_sends_few_heartbeats_without_requests_and_many_again_with_one(
     context: zmq.Context[zmq.Socket[bytes]],
 ) -> None:
     server = served(Requests(), WireTimings(0.02, idle_heartbeat_s=3600.0))
@@ -125,7 +125,7 @@ def test_tokens_produced_before_the_hello_wait_for_it(server: WireServer, peer: 
     assert (output.start, output.token_ids, output.finish_reason) == (0, [1, 2, 3], "length")
 
 
-def test_a_reconnecting_ingress_gets_what_it_missed(server: WireServer, peer: Peer) -> None:
+def test_a_reconnecting_ingress_gets_the_tokens_that_it_missed(server: WireServer, peer: Peer) -> None:
     ingress = peer()
     ingress.send(hello())
     ingress.receive(messages.Welcome)
@@ -278,7 +278,7 @@ def test_a_request_is_accepted_with_an_empty_delta_and_counted_for_all_ingresses
     assert load_at(one, lambda load: load.dispatches_seen == 7).num_own == 1
 
 
-def test_a_refusal_says_why_and_leaves_nothing(server: WireServer, peer: Peer, requests: Requests) -> None:
+def test_a_refusal_gives_the_reason_and_leaves_nothing(server: WireServer, peer: Peer, requests: Requests) -> None:
     ingress = peer()
     ingress.send(hello())
     requests.accepts = False
@@ -315,7 +315,7 @@ def test_the_id_of_another_ingress_s_request_is_refused(
     assert (len(requests.asked), server.num_live) == (1, 1)
 
 
-def test_a_request_that_the_replica_cannot_take_fails_at_once(
+def test_a_request_that_the_replica_cannot_take_fails_immediately(
     server: WireServer, peer: Peer, requests: Requests
 ) -> None:
     requests.server = None  # raises
@@ -326,7 +326,7 @@ def test_a_request_that_the_replica_cannot_take_fails_at_once(
     wait_until(lambda: server.counts["failed"] == 1)
 
 
-def test_when_the_engine_fails_every_ingress_learns_which_requests_do_not_go_on(
+def test_when_the_engine_fails_every_ingress_learns_which_requests_do_not_continue(
     server: WireServer, peer: Peer
 ) -> None:
     one, two = peer(), peer()

@@ -50,7 +50,7 @@ def check_that_an_ingress_is_served(server: WireServer, context: zmq.Context[zmq
         (False, "no key at all"),
     ],
 )
-def test_whoever_lacks_a_key_is_not_heard(
+def test_a_peer_without_a_key_is_not_heard(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], wrong: str
 ) -> None:
     drawn = Keys.drawn()
@@ -73,7 +73,7 @@ def test_whoever_lacks_a_key_is_not_heard(
     check_that_an_ingress_is_served(server, context)
 
 
-def test_a_connection_that_says_nothing_is_ended(server: WireServer) -> None:
+def test_a_silent_connection_is_ended(server: WireServer) -> None:
     with raw_peer.connect(server) as silent:
         raw_peer.wait_for_end(silent)
 
@@ -86,7 +86,7 @@ def test_a_stranger_s_endless_message_ends_with_its_connection(server: WireServe
                 stranger.sendall(raw_peer.frame(raw_peer.MORE, bytes(65536)))
 
 
-def test_who_listens_reads_nothing_if_it_is_encrypted(
+def test_an_eavesdropper_reads_nothing_if_the_wire_is_encrypted(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], encrypts: bool
 ) -> None:
     """Neither a prompt's tokens nor an answer's, nor the key."""

@@ -62,7 +62,7 @@ def test_the_reference_backend(
     assert not case.pages.layer(0)[:, case.pages.null_page].any()
 
 
-def test_pages_of_eight_bits_are_read_as_what_they_stand_for() -> None:
+def test_pages_of_eight_bits_are_read_as_the_numbers_that_they_stand_for() -> None:
     """They give what pages of the model's type with the same numbers give; too large numbers are clamped."""
     case, scales = Paged([(70, 1), (9, 1), (20, 30)], Heads(2, 2, 8), 3, None, torch.float32), (0.25, 2**-9)
     divisors = torch.tensor(scales).view(2, 1, 1, 1, 1)
@@ -92,7 +92,7 @@ def test_auto_takes_a_backend_that_runs_here() -> None:
     ("rows", "by"),
     [([(9, 1), (3, 1)], "decodes"), ([(9, 1), (7, 16)], "decodes"), ([(9, 1), (0, 17)], "prompts")],
 )
-def test_of_two_backends_one_computes_steps_with_prompts(rows: Sequence[tuple[int, int]], by: str) -> None:
+def test_one_of_two_backends_computes_steps_with_prompts(rows: Sequence[tuple[int, int]], by: str) -> None:
     """All of a step's rows are computed by one backend, and graphs can hold decodes if theirs can. A few draft
     tokens, and whatever is recorded, are no prompts.
     """
@@ -152,7 +152,7 @@ def test_two_names_are_two_backends_and_each_is_checked() -> None:
         (None, "triton flash_attn flashinfer", "triton", "the first that runs"),
     ],
 )
-def test_auto_takes_for_prompts_what_is_made_for_the_gpu(
+def test_auto_chooses_the_kernels_made_for_the_gpu_for_prompts(
     monkeypatch: pytest.MonkeyPatch, gpu: Any, usable: str, expected: str, why: str
 ) -> None:
     monkeypatch.setattr(base, "capability", lambda device: gpu)
@@ -162,7 +162,7 @@ def test_auto_takes_for_prompts_what_is_made_for_the_gpu(
     assert preferred(["native", "flash_attn"], SHAPE, CPU)[0] == "native"
 
 
-def test_auto_says_of_what_is_passed_over_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_gives_the_reason_for_each_backend_that_it_passes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT-LLM's kernels take pages of some sizes and types."""
     monkeypatch.setattr(base, "capability", lambda device: (10, 0))
     for shape, reason in (

@@ -153,7 +153,7 @@ def test_no_two_uses_of_the_same_memory_are_without_order(actions: list[tuple[st
         world.check()
 
 
-def test_steps_do_not_wait_for_what_goes_to_the_host() -> None:
+def test_steps_do_not_wait_for_copies_to_the_host() -> None:
     """Its pages are used again at once; a page that comes back from there waits for it."""
     world = World()
     world.step([0, 1])
@@ -173,7 +173,7 @@ def test_transfers_from_the_host_do_not_wait_for_steps() -> None:
     assert world.streams.known["steps"]["in"] == 1
 
 
-def test_what_waits_for_nothing_is_noticed() -> None:
+def test_a_copy_that_does_not_wait_is_noticed() -> None:
     """The streams of this test see a copy without an order."""
     world = World()
     world.streams.wait = lambda *_: None  # type: ignore[method-assign]

@@ -115,7 +115,9 @@ def test_layers_with_a_window_and_recorded_steps_are_left_to_triton(asked: list[
         (SHAPE, torch.float32, "not in float32"),
     ],
 )
-def test_what_does_not_fit_is_said(shape: AttentionShape, dtype: torch.dtype, reason: str) -> None:
+def test_the_reason_why_a_shape_does_not_fit_is_given(
+    shape: AttentionShape, dtype: torch.dtype, reason: str
+) -> None:
     assert reason in str(CudnnAttention.unavailable(shape, dtype, CUDA))
 
 

@@ -54,7 +54,7 @@ def assert_right(case: Paged) -> None:
     ],
     ids=["decodes", "prefills", "mixed"],
 )
-def test_every_package_computes_what_the_reference_does(
+def test_every_package_computes_the_same_as_the_reference(
     install: Install, module: str, page_size: int, window: int | None, rows: list[tuple[int, int]]
 ) -> None:
     install(module)
@@ -106,14 +106,16 @@ def test_vllm_gets_the_generation_of_kernels_that_the_gpu_has(install: Install) 
 
 
 @pytest.mark.parametrize("first", range(len(MODULES)))
-def test_the_first_that_imports_is_taken(install: Install, first: int) -> None:
+def test_the_first_package_that_imports_is_used(install: Install, first: int) -> None:
     doubles = [install(module) for module in MODULES[first:]]
     case = Paged([(12, 1)], Heads(2, 1, 8), 256, None, BF16)
     case.attend(FlashAttention(case.shape))
     assert [any(f.calls for f in double.functions) for double in doubles] == [True] + [False] * (len(doubles) - 1)
 
 
-def test_one_that_does_not_fit_is_passed_over(install: Install, gpu: Callable[[tuple[int, int]], None]) -> None:
+def test_a_package_that_does_not_fit_is_passed_over(
+    install: Install, gpu: Callable[[tuple[int, int]], None]
+) -> None:
     """FlashAttention-3 has no kernels for an A100, so another installed package is chosen."""
     gpu((8, 0))
     hopper, other = install("flash_attn_interface"), install("flash_attn")
@@ -165,7 +167,7 @@ def test_one_that_does_not_fit_is_passed_over(install: Install, gpu: Callable[[t
         ),
     ],
 )
-def test_what_does_not_fit_is_said(
+def test_the_reason_why_a_shape_or_gpu_does_not_fit_is_given(
     install: Install,
     gpu: Callable[[tuple[int, int]], None],
     module: str,
@@ -192,7 +194,7 @@ def test_it_runs_on_gpus_in_half_precision_only(install: Install) -> None:
     assert FlashAttention.unavailable(replace(SHAPE, kv_dtype=BF16), BF16, CUDA) is None
 
 
-def test_scores_that_its_calls_do_not_say_are_refused(install: Install) -> None:
+def test_scores_that_its_calls_do_not_support_are_refused(install: Install) -> None:
     """Soft caps (Gemma 2) and sinks (gpt-oss) are not among the arguments: they would be left out."""
     install("flash_attn_interface")
     for shape, what in (
@@ -203,14 +205,14 @@ def test_scores_that_its_calls_do_not_say_are_refused(install: Install) -> None:
         assert what in str(FlashAttention.unavailable(shape, BF16, CUDA))
 
 
-def test_asked_for_and_not_installed_it_says_what_to_install(install: Install) -> None:
+def test_an_error_names_the_package_to_install_if_it_is_asked_for_and_missing(install: Install) -> None:
     with pytest.raises(
         ValueError, match=r"flash_attn cannot run on cuda: .* is installed: .*raydix\[flash-attn\]"
     ):
         choose_backend("flash_attn", SHAPE, BF16, CUDA)
 
 
-def test_a_package_that_is_broken_says_how(
+def test_a_broken_package_is_reported_with_the_cause(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A package built for another torch fails when it is imported, and the backend says how."""

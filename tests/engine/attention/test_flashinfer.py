@@ -43,7 +43,7 @@ def assert_right(case: Paged) -> None:
     ],
     ids=["decodes", "prefills", "mixed"],
 )
-def test_it_computes_what_the_reference_does(
+def test_it_computes_the_same_as_the_reference(
     install: Install, page_size: int, window: int | None, rows: list[tuple[int, int]]
 ) -> None:
     install("flashinfer")
@@ -57,7 +57,7 @@ def test_groups_of_any_size(install: Install, heads: Heads) -> None:
     assert_right(Paged([(12, 1), (3, 6)], heads, 16, None, torch.float16))
 
 
-def test_one_plan_a_step_and_window_whatever_the_number_of_layers(install: Install) -> None:
+def test_one_plan_is_made_for_each_step_and_window_whatever_the_number_of_layers(install: Install) -> None:
     made = install("flashinfer").made
     case = Paged([(12, 1), (20, 6)], Heads(2, 1, 64), 16, None, BF16)
     shape = replace(case.shape, windows=frozenset({None, 7}))
@@ -120,7 +120,7 @@ def test_pages_in_fp8_with_their_scales(install: Install, window: int | None) ->
         ((9, 0), BF16, "cuda", 96, "head_dim must be one of 64, 128, 256; the model's is 96"),
     ],
 )
-def test_what_does_not_fit_is_said(
+def test_the_reason_why_a_shape_or_gpu_does_not_fit_is_given(
     install: Install,
     gpu: Callable[[tuple[int, int]], None],
     capability: tuple[int, int],
@@ -136,12 +136,12 @@ def test_what_does_not_fit_is_said(
     assert FlashInferAttention.unavailable(SHAPE, BF16, CUDA) is None or capability == (7, 5)
 
 
-def test_asked_for_and_not_installed_it_says_what_to_install(install: Install) -> None:
+def test_an_error_names_the_package_to_install_if_it_is_asked_for_and_missing(install: Install) -> None:
     with pytest.raises(ValueError, match=r"flashinfer is not installed: pip install 'raydix\[flashinfer\]'"):
         choose_backend("flashinfer", SHAPE, BF16, CUDA)
 
 
-def test_one_that_is_broken_or_too_old_says_so(
+def test_a_broken_or_too_old_package_is_reported(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "flashinfer")

@@ -24,7 +24,7 @@ def backend_for(name: str, case: Paged) -> AttentionBackend:
     return found(case.shape)
 
 
-def test_packages_come_after_what_is_our_own() -> None:
+def test_packages_come_after_our_own_kernels() -> None:
     names = [name for name, _ in consider(Paged([(0, 1)], Heads(1, 1, 8), 16, None, BF16).shape, BF16, CUDA)]
     assert names == ["native", "triton", "flash_attn", "flashinfer", "cudnn", "reference"]
 

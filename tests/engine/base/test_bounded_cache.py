@@ -20,7 +20,7 @@ def test_the_least_recently_used_go_first_and_as_few_as_must() -> None:
     assert kept(cache, "adef") == "adef" and cache.num_bytes == 100
 
 
-def test_what_is_larger_than_the_bound_is_not_kept_and_takes_no_other_s_place() -> None:
+def test_an_entry_larger_than_the_bound_is_not_kept_and_takes_no_other_s_place() -> None:
     cache: BoundedCache[str, str] = BoundedCache(100)
     cache.put("a", "A", 60)
     cache.put("b", "B", 101)
@@ -32,7 +32,7 @@ def test_what_is_larger_than_the_bound_is_not_kept_and_takes_no_other_s_place() 
     assert kept(nothing, "a") == "" and nothing.num_bytes == 0
 
 
-def test_what_is_put_again_counts_once_as_it_is_now() -> None:
+def test_an_entry_that_is_put_again_counts_once_with_its_new_size() -> None:
     cache: BoundedCache[str, str] = BoundedCache(100)
     cache.put("a", "A", 80)
     cache.put("b", "B", 20)

@@ -39,7 +39,7 @@ def no_file(kind: str, place: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["FIFO", "directory", "character device"])
 @pytest.mark.parametrize("read", [open_regular, checked, lambda path: read_bytes(path, 10)])
-def test_what_is_no_regular_file_is_refused_at_once(
+def test_anything_but_a_regular_file_is_refused_immediately(
     kind: str, read: Callable[[Path], object], tmp_path: Path
 ) -> None:
     with pytest.raises(NotRegular, match=f"is a {kind}, and a regular file was expected"):
@@ -48,7 +48,7 @@ def test_what_is_no_regular_file_is_refused_at_once(
 
 @pytest.mark.parametrize("open_it", [new_file, open_or_create])
 @pytest.mark.parametrize("kind", ["FIFO", "directory", "socket"])
-def test_nothing_is_written_to_what_is_no_regular_file(
+def test_nothing_is_written_to_anything_but_a_regular_file(
     kind: str, open_it: Callable[[Path], object], tmp_path: Path
 ) -> None:
     with pytest.raises(OSError):
@@ -65,7 +65,7 @@ def test_a_link_to_a_file_is_a_file(tmp_path: Path) -> None:
         checked(tmp_path / "link", 2)
 
 
-def test_what_is_created_is_this_users_only(tmp_path: Path) -> None:
+def test_created_files_and_folders_are_this_users_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         make_folder(tmp_path / "a" / "b")

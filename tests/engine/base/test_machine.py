@@ -77,14 +77,14 @@ def test_a_containers_quota_bounds_them(machine: Path, files: dict[str, str], co
     ("num_engines", "cores", "threads"),
     [(1, 1, 1), (1, 2, 2), (2, 2, 1), (3, 2, 1), (1, 4, 3), (2, 4, 1), (2, 8, 3), (1, 64, 63), (0, 2, 2)],
 )
-def test_engines_share_what_the_ingress_leaves(num_engines: int, cores: int, threads: int) -> None:
+def test_engines_share_the_cores_that_the_ingress_leaves(num_engines: int, cores: int, threads: int) -> None:
     assert shared_threads(num_engines, cores) == threads
 
 
 @pytest.mark.parametrize(
     ("said", "threads"), [("3", 3), ("5,2", 5), (" 6 ", 6), ("", None), ("0", None), ("x", None)]
 )
-def test_omp_num_threads_goes_first(monkeypatch: pytest.MonkeyPatch, said: str, threads: int | None) -> None:
+def test_omp_num_threads_takes_precedence(monkeypatch: pytest.MonkeyPatch, said: str, threads: int | None) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", said)
     assert default_threads() == (threads or usable_cores())
 
@@ -95,7 +95,7 @@ def test_lists_of_cpus() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-1", "1,,2", "0-9999999", "1.5"])
-def test_what_is_no_list_of_cpus_is_refused_with_the_settings(text: str) -> None:
+def test_an_invalid_list_of_cpus_is_refused_with_the_settings(text: str) -> None:
     with pytest.raises(ValueError, match="cpus"):
         EngineConfig(cpus=text)
 
@@ -194,7 +194,7 @@ def test_a_policy_that_was_chosen_before_is_kept() -> None:
     assert told.stdout.strip() == f"[{os.SCHED_IDLE}]"
 
 
-def test_a_process_that_may_not_choose_its_policy_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_may_not_choose_its_policy_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def refuse(thread: int, policy: int, param: os.sched_param) -> None:
@@ -226,7 +226,7 @@ print(megabytes() - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that keeps such memory")
-def test_what_is_freed_between_what_stays_goes_back_to_the_kernel() -> None:
+def test_memory_freed_between_blocks_that_stay_goes_back_to_the_kernel() -> None:
     """Of twice 128 MiB. By default, glibc keeps the second half."""
     grown = subprocess.run([sys.executable, "-c", RELEASED], check=True, capture_output=True, text=True)
     assert int(grown.stdout) < 32

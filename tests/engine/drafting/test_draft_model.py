@@ -89,14 +89,14 @@ def nothing_held(drafter: DraftModel) -> bool:
     return account.locked == account.private == 0
 
 
-def test_it_says_what_its_model_would() -> None:
+def test_it_drafts_the_tokens_that_its_model_would_generate() -> None:
     drafter, one = DraftModel(Pages(), ()), request([5, 6, 7])
     assert propose(drafter, [one], most=4) == [continued(one.tokens, 4)]
 
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), page_size=st.sampled_from([1, 3, 4, 16]), room=st.integers(1, 12))
-def test_whatever_came_of_its_draft_tokens_the_next_ones_follow_the_request(
+def test_the_next_draft_tokens_follow_the_request_whatever_became_of_the_last_ones(
     data: st.DataObject, page_size: int, room: int
 ) -> None:
     """Drafts are accepted in part or not at all, some steps have none, requests arrive, end and are preempted."""
@@ -135,7 +135,7 @@ def test_after_accepted_draft_tokens_only_the_rest_is_computed() -> None:
     assert [list(chunk.token_ids) for chunk in plan.chunks] == [[draft[-1], 9]]
 
 
-def test_a_long_prompt_is_computed_in_parts_beside_the_others_draft_tokens() -> None:
+def test_a_long_prompt_is_computed_in_parts_while_others_get_draft_tokens() -> None:
     pages = Pages(num_pages=200)
     drafter = DraftModel(pages, (), max_prefill_tokens=100)
     short, long = request([1, 2, 3], "short"), request([4] * 250, "long")
@@ -168,7 +168,7 @@ def test_out_of_its_own_pages_it_draft_tokens_nothing_and_holds_nothing() -> Non
     assert nothing_held(drafter)
 
 
-def test_without_room_for_the_rest_what_was_found_stays_as_it_was() -> None:
+def test_without_room_for_the_rest_the_cached_prefix_stays_as_it_was() -> None:
     """The cached prefix ends in the middle of a page, which has not been copied."""
     drafter = DraftModel(Pages(num_pages=4), ())
     first = request([3] * 10, "first")

@@ -38,7 +38,7 @@ def by_definition(tokens: list[int], most: int, min_match: int, max_match: int) 
     return []
 
 
-def test_what_followed_the_same_words_is_drafted() -> None:
+def test_tokens_that_followed_the_same_words_are_drafted() -> None:
     assert draft([5, 8, 2, 9, 4, 5, 8], most=3) == [2, 9, 4]
 
 
@@ -50,7 +50,7 @@ def test_among_equal_matches_the_latest_wins() -> None:
     assert draft([2, 3, 70, 2, 3, 80, 2, 3], most=1) == [80]
 
 
-def test_a_repeated_token_goes_on_repeating() -> None:
+def test_a_repeated_run_continues_to_repeat() -> None:
     assert draft([7, 1, 2, 1, 2], most=6) == [1, 2, 1, 2, 1, 2]
 
 
@@ -67,7 +67,7 @@ def test_nothing_repeats_nothing_is_drafted(tokens: list[int]) -> None:
     more=st.integers(0, 4),
     most=st.integers(1, 6),
 )
-def test_it_is_the_definition_token_by_token(
+def test_the_draft_follows_the_definition_token_by_token(
     tokens: list[int], grown: list[int], min_match: int, more: int, most: int
 ) -> None:
     """Token by token or at once, the draft is the one found by looking at every place."""

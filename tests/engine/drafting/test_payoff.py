@@ -38,7 +38,7 @@ def test_batches_of_other_sizes_have_their_own_price() -> None:
     assert price.per_draft_token(64) == 0.0
 
 
-def test_there_is_something_to_compare_with_at_first_and_now_and_then() -> None:
+def test_a_measurement_of_the_cost_is_due_at_first_and_now_and_then() -> None:
     price = DraftCost()
     assert price.is_due(3)
     assert price.is_due(3)
@@ -55,7 +55,7 @@ def test_a_draft_token_pays_while_its_chance_exceeds_its_price(price: float, exp
     assert Payoff().num_worthwhile(price, most=6) == expected
 
 
-def test_what_is_right_more_often_is_asked_for_more() -> None:
+def test_a_drafter_that_is_right_more_often_is_asked_for_more_tokens() -> None:
     good, bad = Payoff(), Payoff()
     for _ in range(10):
         good.verified(4, 4)
@@ -74,7 +74,7 @@ def test_a_long_run_of_luck_or_of_none_stays_a_number(num_accepted: int) -> None
     assert payoff.num_worthwhile(1e-9, most=8) >= (8 if num_accepted else 0)
 
 
-def test_draft_tokens_after_the_first_wrong_one_say_nothing() -> None:
+def test_draft_tokens_after_the_first_wrong_one_do_not_count() -> None:
     short, long = Payoff(), Payoff()
     short.verified(2, 1)
     long.verified(9, 1)

@@ -178,7 +178,7 @@ def test_a_preempted_request_is_forgotten_meanwhile() -> None:
     assert (script.tokens(a), script.tokens(b)) == (script.undisturbed(a), script.undisturbed(b))
 
 
-def test_the_next_turn_finds_what_was_accepted() -> None:
+def test_the_next_turn_finds_the_accepted_draft_tokens_in_the_cache() -> None:
     script = speculating(page_size=3)
     a = script.arrive(range(1, 20), max_tokens=21)
     script.run()
@@ -214,7 +214,7 @@ def test_nothing_is_drafted_for_a_beam_search() -> None:
     assert script.nothing_held()
 
 
-def test_draft_tokens_find_room_in_a_step_beside_the_beams_of_searches() -> None:
+def test_draft_tokens_find_room_in_a_step_next_to_the_beams_of_searches() -> None:
     """Six beams and a decode leave room for one token; drafts may take half of it, which is none."""
     script = speculating(limits={"max_step_tokens": 8, "max_running": 7})
     a = script.arrive(range(1, 6), max_tokens=20, beams=BeamParams(6))
@@ -267,7 +267,7 @@ def test_steps_report_how_many_draft_tokens_they_held() -> None:
     assert all(step.phase == "decode" for step in stats[1:])
 
 
-def test_an_engine_at_rest_says_so_however_short_its_last_step_was() -> None:
+def test_an_idle_engine_reports_it_however_short_its_last_step_was() -> None:
     """The step after the last one is planned with its result: there is none, and nothing remains to report."""
     script = Script(num_pages=400, overlap=True, drafter=NgramDrafter())
     script.loop.clock = lambda: 0.0  # all within a moment

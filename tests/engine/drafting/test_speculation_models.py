@@ -141,7 +141,7 @@ def test_speculation_changes_no_token(models: dict[str, Path], speculation: Spec
     assert run.engine.scheduler.load(0.0).num_preemptions > 0
 
 
-def test_it_resumes_at_any_token(models: dict[str, Path], speculation: Speculation) -> None:
+def test_a_request_resumes_at_any_token(models: dict[str, Path], speculation: Speculation) -> None:
     """A request cut anywhere, even inside accepted tokens, resumes the same with or without speculation."""
     config = EngineConfig(model=str(models["model"]), device="cpu", kv_pages=200, speculation=speculation)
     sampling = SamplingParams(max_tokens=14, **DRAWN, **FEW)
@@ -161,7 +161,7 @@ def test_it_resumes_at_any_token(models: dict[str, Path], speculation: Speculati
 # --- the model's own distribution -----------------------------------------------------------------------------
 
 
-def test_what_is_drawn_after_accepted_draft_tokens_has_the_model_s_probabilities(tmp_path: Path) -> None:
+def test_tokens_drawn_after_accepted_draft_tokens_have_the_model_s_probabilities(tmp_path: Path) -> None:
     """For many seeds, the next token is compared with the model's own probabilities (chi-square)."""
     tiny: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": 5, "initializer_range": 0.2}
     model = save_tiny("llama2", tmp_path / "model", **tiny)

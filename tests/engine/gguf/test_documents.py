@@ -44,7 +44,7 @@ def model(tmp_path: Path) -> Path:
     return write(METADATA, tmp_path / "model.gguf")
 
 
-def test_its_metadata_say_where_texts_end_and_how_to_sample(tmp_path: Path) -> None:
+def test_its_metadata_give_the_end_tokens_and_the_sampling_defaults(tmp_path: Path) -> None:
     """Numbers are the decimals that were meant, not the 32 bits in which they are stored."""
     sampling = {"top_k": 20, "top_p": 0.95, "temp": 0.6, "penalty_repeat": 1.05, "mirostat": 2}
     stated = {f"general.sampling.{name}": value for name, value in sampling.items()}
@@ -60,7 +60,7 @@ def test_a_model_without_recommendations_has_none(model: Path) -> None:
     assert generation_defaults("model", model) == {} and unused_recommendations(model) == []
 
 
-def test_what_does_not_follow_from_it_is_not_there(model: Path) -> None:
+def test_documents_that_do_not_follow_from_the_file_are_missing(model: Path) -> None:
     assert read_json(model / "special_tokens_map.json") is None
     assert read_json(model / "1_Pooling/other.json") is None
 
@@ -72,7 +72,9 @@ def test_a_file_that_changes_is_read_again(model: Path) -> None:
 
 
 @pytest.mark.parametrize(("pooling", "tasks"), [(None, ("generate",)), (0, ("generate",)), (3, ("embed",))])
-def test_it_says_what_it_was_made_for(tmp_path: Path, pooling: int | None, tasks: tuple[str, ...]) -> None:
+def test_the_tasks_follow_from_the_pooling_type(
+    tmp_path: Path, pooling: int | None, tasks: tuple[str, ...]
+) -> None:
     stated = {} if pooling is None else {"llama.pooling_type": pooling}
     assert tasks_of("auto", write(METADATA | stated, tmp_path / "model.gguf")) == tasks
 
@@ -85,7 +87,7 @@ def test_a_kind_of_embeddings_that_is_not_known_is_refused(tmp_path: Path, pooli
         tasks_of("auto", write({**METADATA, "llama.pooling_type": pooling}, tmp_path / "model.gguf"))
 
 
-def test_what_is_wrong_with_it_is_said_by_all_readers(tmp_path: Path) -> None:
+def test_an_error_in_the_file_is_reported_by_all_readers(tmp_path: Path) -> None:
     model = write({**METADATA, "tokenizer.ggml.model": "other"}, tmp_path / "model.gguf")
     with pytest.raises(ModelLoadError, match="the tokenizer 'other'"):
         read_object(model / "generation_config.json")
@@ -96,12 +98,12 @@ def test_a_path_to_a_file_or_to_its_directory_names_it(model: Path) -> None:
     assert is_gguf(model) and not is_gguf(model.parent)
 
 
-def test_a_directory_with_safetensors_is_what_it_was(model: Path) -> None:
+def test_a_directory_with_safetensors_is_used_as_before(model: Path) -> None:
     (model.parent / "model.safetensors").write_bytes(b"")
     assert resolve_model(str(model.parent)) == model.parent
 
 
-def test_a_directory_with_several_does_not_say_which(model: Path) -> None:
+def test_a_directory_with_several_models_is_refused(model: Path) -> None:
     other = shutil.copy(model, model.with_name("other.gguf"))
     with pytest.raises(ModelLoadError, match=r"holds 2 models in GGUF, .*model\.gguf, other\.gguf; name the file"):
         resolve_model(str(model.parent))
@@ -109,7 +111,7 @@ def test_a_directory_with_several_does_not_say_which(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "nothing.gguf"])
-def test_what_is_no_model_is_named(tmp_path: Path, name: str) -> None:
+def test_a_path_that_is_no_model_is_named(tmp_path: Path, name: str) -> None:
     if name == "weights.bin":
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(ModelLoadError, match=r"expected .*a file in GGUF \(\*\.gguf\)"):

@@ -32,7 +32,7 @@ def test_the_types_are_those_of_the_package() -> None:
         assert (theirs.name, *gguf.GGML_QUANT_SIZES[theirs]) == (kind.name, kind.block, kind.block_bytes)
 
 
-def test_more_numbers_than_are_widened_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_that_are_widened_in_several_parts_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = random_blocks(gguf.GGMLQuantizationType.Q4_K, 9, 6 * 256)
     expected = dequantize(raw, gguf.GGMLQuantizationType.Q4_K)
     monkeypatch.setattr("engine.loading.gguf_blocks._AT_ONCE", 1024)

@@ -195,7 +195,7 @@ def _as_transformers_reads(path: Path, prompt: list[int]) -> torch.Tensor:
         ("gemma3", {"attention.sliding_window_pattern": [True]}, "layer_types lists 1 layers"),
     ],
 )
-def test_what_is_not_understood_is_refused(
+def test_invalid_or_unknown_metadata_is_refused(
     tmp_path: Path, family: str, changes: dict[str, Any], message: str
 ) -> None:
     options = GEMMA if family.startswith("gemma") else {}
@@ -204,7 +204,7 @@ def test_what_is_not_understood_is_refused(
         load_runner(path)
 
 
-def test_keys_that_say_nothing_are_left_out(tmp_path: Path) -> None:
+def test_keys_without_effect_are_ignored(tmp_path: Path) -> None:
     path = write_gguf(
         save_tiny("llama2", tmp_path / "model"), tmp_path / "model.gguf",
         keys={"expert_count": 0, "attention.causal": True, "rope.scaling.finetuned": False, "new_flag": False},

@@ -20,7 +20,7 @@ from tests.engine.support.gguf_files import FileOfBytes, array, entry, key, text
 ARCHITECTURE = key("general.architecture", 8, "llama")
 
 
-def test_a_header_says_its_keys_and_where_its_tensors_lie(tmp_path: Path) -> None:
+def test_a_header_gives_the_keys_and_the_places_of_tensors(tmp_path: Path) -> None:
     sound = FileOfBytes(
         keys=[
             ARCHITECTURE,
@@ -114,7 +114,7 @@ def test_a_header_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "directory", "character device"])
-def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
+def test_anything_but_a_file_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "m.gguf"
     if kind == "FIFO":
         os.mkfifo(path)

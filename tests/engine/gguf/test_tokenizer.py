@@ -159,7 +159,7 @@ def test_a_word_that_is_a_token_needs_no_merges_where_the_original_looks_it_up_f
         assert (ids == [256]) is looks_up and (len(ids) == 3) is not looks_up
 
 
-def test_it_is_the_tokenizer_that_transformers_makes_of_the_same_file(tmp_path: Path) -> None:
+def test_the_tokenizer_equals_the_one_that_transformers_makes_of_the_same_file(tmp_path: Path) -> None:
     path = write(gpt2_metadata("llama-bpe"), tmp_path / "model.gguf")
     other = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
     assert_same(load_tokenizer(path), other.backend_tokenizer)
@@ -228,7 +228,7 @@ def test_mistrals_tokenizer_begins_only_a_whole_text_with_a_space() -> None:
     assert_same(made(llama_metadata("llama", tokens, types)), original)
 
 
-def test_phi_3_strips_what_follows_the_marks_of_turns() -> None:
+def test_phi_3_strips_the_spaces_after_the_marks_of_turns() -> None:
     marks = ["<|user|>", "<|end|>"]
     tokens = [*pieces(), "<|endoftext|>", *marks]
     tokenizer = made(llama_metadata("phi3", tokens, types_of(tokens, control=["<|endoftext|>", *marks])))
@@ -316,7 +316,7 @@ def _added(tokenizer: Any) -> dict[str, Any]:
     return {str(token): token for token in tokenizer.added_tokens_decoder.values()}
 
 
-def test_types_say_what_is_found_first_and_what_a_text_does_not_show() -> None:
+def test_token_types_decide_which_are_found_first_and_which_a_text_does_not_show() -> None:
     metadata = gpt2_metadata("qwen2", ["<|fim_prefix|>"], ["<think>"])
     metadata["tokenizer.ggml.tokens"] += ["[PAD9]", ""]
     metadata["tokenizer.ggml.token_type"] += [UNUSED, NORMAL]

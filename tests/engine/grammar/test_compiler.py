@@ -74,7 +74,7 @@ def test_a_grammar_is_the_same_whether_or_not_it_was_measured() -> None:
     assert compiler.compile(Grammar("regex", "a")) is compiler.compile(A)
 
 
-def test_one_that_nobody_measured_counts_more_the_longer_it_is() -> None:
+def test_an_unmeasured_grammar_counts_more_the_longer_it_is() -> None:
     short, long = Grammar("regex", "a"), Grammar("regex", "a" * 10_000)
     assert STATES_BYTES < weight(short) < weight(long) - MIB
 
@@ -114,7 +114,7 @@ def test_a_grammar_that_requests_have_used_up_is_whole_again_for_the_next() -> N
     assert all(use.answer(word) for word in words[used_up : used_up + 10])
 
 
-def test_a_grammar_is_compiled_anew_before_it_can_be_used_up() -> None:
+def test_a_grammar_is_compiled_again_before_it_can_be_used_up() -> None:
     compiler = Compiler(vocabulary)
     use = Use(compiler, A)
     while compiler.num_misses < 2:
@@ -169,7 +169,7 @@ print((psutil.Process().memory_info().rss - before) / question["count"])
     ],
     ids=["multipleOf", "200 properties", "1000 choices"],
 )
-def test_what_a_trial_measures_is_what_a_process_grows_by_for_each_that_it_keeps(
+def test_a_trial_measures_the_memory_that_each_kept_grammar_takes_in_a_process(
     trial: Trial, grammar: Grammar, count: int
 ) -> None:
     grown = ask(KEEP, grammar, count)
@@ -228,7 +228,7 @@ print(allocated_bytes() - before)
     ],
     ids=["any object", "schema", "multipleOf", "pattern"],
 )
-def test_what_use_adds_is_no_more_than_is_counted_for_it(grammar: Grammar) -> None:
+def test_the_use_of_a_grammar_adds_no_more_memory_than_is_counted_for_it(grammar: Grammar) -> None:
     assert ask(USE, grammar) < STATES_BYTES
 
 

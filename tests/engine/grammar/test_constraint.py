@@ -48,7 +48,7 @@ def allowed(*rows: SamplingRow, width: int = NUM_TOKENS) -> list[set[int]]:
     return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits]
 
 
-def test_wherever_it_was_before_it_allows_what_a_fresh_one_does() -> None:
+def test_it_allows_the_same_as_a_fresh_one_from_any_earlier_position() -> None:
     """The constraint moves forwards by any number of tokens, and back over wrong draft tokens."""
     draw, tokens = random.Random(5), ids(TEXT)
     wandering = constraint()
@@ -75,8 +75,8 @@ def test_the_end_is_allowed_exactly_when_the_grammar_is_satisfied() -> None:
 def test_ends_that_are_forbidden_are_allowed_when_nothing_else_is() -> None:
     open_end, closed = constraint(Grammar("regex", "ab*")), constraint(Grammar("regex", "ab"))
     rows = [row(open_end, ids("a"), min_tokens=9), row(closed, ids("ab"), min_tokens=9)]
-    may_go_on, must_end = allowed(*rows)
-    assert EOS not in may_go_on and ids("b")[0] in may_go_on
+    may_continue, must_end = allowed(*rows)
+    assert EOS not in may_continue and ids("b")[0] in may_continue
     assert must_end == {EOS}
 
 
@@ -90,7 +90,7 @@ def test_drafts_are_masked_as_if_they_were_the_history() -> None:
     assert allowed(row(one, tokens[:3])) == [masks[1]]  # the drafts after it are forgotten
 
 
-def test_what_follows_a_forbidden_draft_is_left_alone() -> None:
+def test_rows_after_a_forbidden_draft_token_are_not_constrained() -> None:
     tokens, wrong = ids(TEXT), ids("zebra")[0]
     one = constraint()
     rows = [row(one, tokens[:1], [wrong, tokens[1]][:k]) for k in range(3)]
@@ -106,7 +106,7 @@ DEAD_END = Grammar("lark", 'start: "yes" (bad | "no")\nbad: "," void\nvoid[max_t
 
 
 @pytest.mark.parametrize("failure", GrammarFailure)
-def test_a_grammar_that_fails_fails_alone(failure: GrammarFailure) -> None:
+def test_a_grammar_that_fails_affects_no_other(failure: GrammarFailure) -> None:
     """One history is not allowed by the grammar, another leads nowhere, and one costs more than a mask may."""
     if failure is GrammarFailure.DEFECT:
         bad = row(constraint(), ids("zebra"))
@@ -149,7 +149,7 @@ def test_logits_wider_or_narrower_than_the_tokenizer() -> None:
     assert wide and max(wide) < NUM_TOKENS
 
 
-def test_what_is_certain_is_not_compared_again() -> None:
+def test_tokens_that_are_certain_are_not_compared_again() -> None:
     """A long output costs only its new tokens."""
 
     class Counted(list[int]):

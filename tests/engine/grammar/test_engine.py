@@ -176,7 +176,7 @@ def test_resumed_at_every_token(model: Path, kind: str, temperature: float) -> N
     assert run.events[5][-1].num_cached >= len(PROMPT) - 1
 
 
-def test_an_output_that_the_grammar_cannot_have_made_is_an_error_of_that_request_alone(model: Path) -> None:
+def test_an_output_that_the_grammar_cannot_have_made_fails_only_that_request(model: Path) -> None:
     run = Run(engine(model))
     run.add(params("schema"), output_ids=ids("no JSON at all"))
     run.add(params("schema"))
@@ -186,7 +186,7 @@ def test_an_output_that_the_grammar_cannot_have_made_is_an_error_of_that_request
     assert outputs[1] == undisturbed(model, "schema", 0, 1.0)
 
 
-def test_what_fails_in_the_middle_is_an_error_of_that_request_alone(model: Path) -> None:
+def test_a_grammar_that_fails_in_the_middle_fails_only_that_request(model: Path) -> None:
     """5000 rules can start with the same letter, which is more than the parser supports."""
     source = "start: " + " | ".join(f'"a{number}"' for number in range(5000))
     rules = Grammar("lark", source, matcher="llguidance")  # so that no random answer shows it
@@ -201,7 +201,7 @@ def test_what_fails_in_the_middle_is_an_error_of_that_request_alone(model: Path)
 
 
 @pytest.mark.parametrize("drafts", [None, Speculation("ngram", adaptive=False, min_match=1)])
-def test_where_nothing_may_follow_the_request_ends_and_its_error_quotes_what_was_written(
+def test_where_nothing_may_follow_the_request_ends_and_its_error_quotes_the_output(
     model: Path, drafts: Speculation | None
 ) -> None:
     """The last of these grammars allows nothing after its first 240 characters."""
@@ -220,7 +220,7 @@ def test_where_nothing_may_follow_the_request_ends_and_its_error_quotes_what_was
     assert outputs[3] == undisturbed(model, "schema", 0, 1.0)
 
 
-def test_min_tokens_as_far_as_the_grammar_goes(model: Path) -> None:
+def test_min_tokens_hold_up_to_the_end_of_the_grammar(model: Path) -> None:
     run = Run(engine(model))
     open_end, closed = Grammar("regex", "a[bc]*"), Grammar("regex", "ab")
     run.add(params("none", grammar=open_end, min_tokens=12, logit_bias={EOS: 50.0}))
@@ -238,7 +238,7 @@ def test_max_tokens_cut_it_off(model: Path) -> None:
     assert run.ends() == ["length"]
 
 
-def test_what_cannot_be(model: Path) -> None:
+def test_ignore_eos_with_a_grammar_and_an_invalid_grammar_are_refused(model: Path) -> None:
     with pytest.raises(InvalidSamplingParams, match="ignore_eos") as caught:
         params("schema", ignore_eos=True)
     assert caught.value.param == "ignore_eos"

@@ -37,7 +37,7 @@ VOID = r"VOID: /[^\s\S]/"
         ('start[capture="b: c"]: "a" b\nb: "b" b', '"b"'),
     ],
 )
-def test_what_could_be_begun_and_not_ended_is_refused_by_name(source: str, culprit: str) -> None:
+def test_a_rule_that_can_begin_but_never_end_is_refused_by_name(source: str, culprit: str) -> None:
     with pytest.raises(InvalidGrammar) as caught:
         accepts(Grammar("lark", source), "")
     said = str(caught.value)
@@ -69,11 +69,11 @@ def test_what_could_be_begun_and_not_ended_is_refused_by_name(source: str, culpr
         ('%llguidance {"no_forcing": true}\nstart: "a"', "a"),
     ],
 )
-def test_what_can_end_is_taken(source: str, text: str) -> None:
+def test_a_grammar_that_can_end_is_accepted(source: str, text: str) -> None:
     assert accepts(Grammar("lark", source), text)
 
 
-def test_of_what_is_not_known_nothing_is_said() -> None:
+def test_unknown_syntax_is_not_judged() -> None:
     for source in (
         "start: 'a' start",
         'start: x::1\nx::_: "a" start',

@@ -150,7 +150,7 @@ def test_an_alternative_that_contradicts_itself_is_no_end(leaf: Any, endless: An
     assert allows({**maybe, "$defs": kinds}, "{}") and not allows({**maybe, "$defs": kinds}, '{"l')
 
 
-def test_beside_a_recursive_schema_that_nothing_matches_another_can_be_chosen() -> None:
+def test_another_schema_can_be_chosen_instead_of_a_recursive_one_that_nothing_matches() -> None:
     link = {"type": "object", "properties": {"v": {"type": "number", "minimum": 4, "maximum": 2}}}
     link = {**link, "required": ["v"], "additionalProperties": {"$ref": "#/$defs/link"}}
     schema = {"anyOf": [{"$ref": "#/$defs/link"}, {"type": "null"}], "$defs": {"link": link}}
@@ -236,7 +236,7 @@ def test_the_formats_that_are_enforced_are_those_of_llguidance() -> None:
         {"if": {"type": "null"}}, {"then": False}, {"else": False}, {"then": False, "else": False},
     ],
 )  # fmt: skip
-def test_what_constrains_nothing_is_taken(keywords: dict[str, Any]) -> None:
+def test_keywords_that_constrain_nothing_are_accepted(keywords: dict[str, Any]) -> None:
     schema = {"type": "string", **keywords}
     assert allows(schema, '"a"')
     jsonschema.Draft202012Validator(schema).validate("a")
@@ -245,7 +245,7 @@ def test_what_constrains_nothing_is_taken(keywords: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "name", ["uniqueItems", "if", "contains", "not", "propertyNames", "unevaluatedProperties"]
 )
-def test_what_constrains_and_cannot_be_enforced_is_refused_by_name(name: str) -> None:
+def test_keywords_that_cannot_be_enforced_are_refused_by_name(name: str) -> None:
     keywords = {name: True if name == "uniqueItems" else {"type": "null"}, "then": False, "minContains": 1}
     with pytest.raises(InvalidGrammar, match=rf"{name}.*not supported"):
         allows({"properties": {name: keywords}}, "")

@@ -32,8 +32,8 @@ FREE = SamplingParams(max_tokens=20, temperature=1.0, seed=2)
 class Slow:
     """A matcher whose masks take longer than steps wait for, and, once it is halted, for ever."""
 
-    def __init__(self, matcher: GrammarMatcher, may_go_on: threading.Event) -> None:
-        self._matcher, self._may_go_on = matcher, may_go_on
+    def __init__(self, matcher: GrammarMatcher, may_continue: threading.Event) -> None:
+        self._matcher, self._may_go_on = matcher, may_continue
 
     def deep_copy(self) -> Slow:
         return Slow(self._matcher.deep_copy(), self._may_go_on)
@@ -75,11 +75,11 @@ class Scene:
             **{"model": str(model), "device": "cpu", "page_size": 4, "kv_pages": 900, **config}
         )
         self.engine = Engine.from_config(settings)
-        self.may_go_on = threading.Event()
-        self.may_go_on.set()
+        self.may_continue = threading.Event()
+        self.may_continue.set()
         self.events: dict[str, list[StreamDelta]] = {}
         fast = self.engine.grammars.compile(SCHEMA)
-        self._slow = CompiledGrammar(Slow(fast.matcher, self.may_go_on), fast.tokenizer)
+        self._slow = CompiledGrammar(Slow(fast.matcher, self.may_continue), fast.tokenizer)
 
     def add(
         self, name: str, sampling: SamplingParams, *, is_slow: bool = False, output_ids: Sequence[int] = ()
@@ -115,14 +115,14 @@ class Scene:
 def scene(model: Path) -> Iterator[Scene]:
     scene = Scene(model)
     yield scene
-    scene.may_go_on.set()
+    scene.may_continue.set()
     scene.engine.close()
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("drafts", [None, Speculation("ngram", adaptive=False, min_match=1)])
 @pytest.mark.parametrize("pages", [900, 40], ids=["room for all", "preempted"])
-def test_its_answer_is_that_of_a_fast_one(
+def test_the_answer_of_a_slow_grammar_is_that_of_a_fast_one(
     model: Path, overlap: bool, drafts: Speculation | None, pages: int
 ) -> None:
     scene = Scene(model, overlap=overlap, speculation=drafts, kv_pages=pages)
@@ -137,28 +137,28 @@ def test_its_answer_is_that_of_a_fast_one(
     scene.engine.close()
 
 
-def test_others_go_on_while_its_mask_is_computed(scene: Scene) -> None:
+def test_others_continue_while_its_mask_is_computed(scene: Scene) -> None:
     scene.add("slow", HELD, is_slow=True)
     scene.until(lambda: len(scene.tokens("slow")) >= 5)
-    scene.may_go_on.clear()
+    scene.may_continue.clear()
     scene.add("free", FREE)
     scene.add("fast", HELD)
     scene.until(lambda: scene.has_ended("free") and scene.has_ended("fast"))
     assert not scene.has_ended("slow")
-    scene.may_go_on.set()
+    scene.may_continue.set()
     scene.finish()
     assert scene.tokens("slow") == scene.tokens("fast")
 
 
-def test_what_another_engine_has_written_is_followed_in_a_thread(scene: Scene) -> None:
+def test_the_output_of_another_engine_is_followed_in_a_thread(scene: Scene) -> None:
     scene.add("whole", HELD)
     scene.finish()
     whole = scene.tokens("whole")
-    scene.may_go_on.clear()
+    scene.may_continue.clear()
     scene.add("slow", HELD, is_slow=True, output_ids=whole[:4])
     scene.add("free", FREE)
     scene.until(lambda: scene.has_ended("free"))
-    scene.may_go_on.set()
+    scene.may_continue.set()
     scene.finish()
     assert scene.tokens("slow") == whole[4:]
 
@@ -170,10 +170,10 @@ def test_a_request_over_its_time_ends_with_the_tokens_that_it_has(model: Path, i
     scene.add("slow", HELD, is_slow=True)  # the first with a grammar: it is found out in its first steps
     if is_halted:
         scene.until(lambda: len(scene.tokens("slow")) >= 5)
-        scene.may_go_on.clear()
+        scene.may_continue.clear()
     scene.add("free", FREE)
     scene.finish()
-    scene.may_go_on.set()
+    scene.may_continue.set()
     scene.add("whole", HELD)
     scene.finish()
     end, written = scene.end("slow"), scene.tokens("slow")
@@ -187,7 +187,7 @@ def test_a_request_over_its_time_ends_with_the_tokens_that_it_has(model: Path, i
 def test_a_request_that_is_aborted_meanwhile_leaves_nothing(scene: Scene) -> None:
     scene.add("slow", HELD, is_slow=True)
     scene.until(lambda: len(scene.tokens("slow")) >= 4)
-    scene.may_go_on.clear()
+    scene.may_continue.clear()
     scene.step()
     scene.engine.loop.abort("slow")
     scene.finish()

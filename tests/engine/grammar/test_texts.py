@@ -65,7 +65,9 @@ def takes(whole: Any, text: str) -> bool:
     [*({"format": name} for name in sorted(FORMATS)), *({"pattern": one} for one in PATTERNS)],
     ids=lambda schema: " ".join(*schema.items()),
 )
-def test_what_matches_without_quotes_matches_in_them(schema: dict[str, Any], vocabulary: LoadedVocabulary) -> None:
+def test_a_text_that_matches_without_quotes_matches_in_them(
+    schema: dict[str, Any], vocabulary: LoadedVocabulary
+) -> None:
     bare = matcher_of(f"start: TEXT\nTEXT: {text_terminal(schema)}", vocabulary)
     quoted = matcher_of(f"start: %json {json.dumps({'type': 'string', **schema})}", vocabulary)
     found = [takes(bare, text) for text in TEXTS]
@@ -87,7 +89,7 @@ def test_what_matches_without_quotes_matches_in_them(schema: dict[str, Any], voc
         ({"maxLength": True}, "maxLength"), ({"minLength": 1.5}, "minLength"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_followed_is_refused_by_name(schema: dict[str, Any], said: str) -> None:
+def test_a_schema_that_cannot_be_followed_is_refused_by_name(schema: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidGrammar, match=said):
         text_terminal(schema)
 

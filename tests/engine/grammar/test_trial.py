@@ -47,7 +47,7 @@ def patient() -> Iterator[Trial]:
     trial.close()
 
 
-def test_what_takes_too_long_is_killed_and_replaced(trial: Trial) -> None:
+def test_a_check_that_takes_too_long_is_killed_and_replaced(trial: Trial) -> None:
     trial.check(FINE)
     first = trial.pid
     with pytest.raises(TooComplex, match=r"more than 0\.3 s"):
@@ -57,7 +57,7 @@ def test_what_takes_too_long_is_killed_and_replaced(trial: Trial) -> None:
     assert trial.pid not in (None, first)
 
 
-def test_what_takes_too_much_memory_is_killed() -> None:
+def test_a_check_that_takes_too_much_memory_is_killed() -> None:
     trial = Trial(vocabulary(), TrialLimits(cpu_seconds=60, memory_bytes=16 * 2**20))
     try:
         with pytest.raises(TooComplex, match="16 MiB"):
@@ -90,7 +90,7 @@ def test_a_process_that_is_killed_as_it_starts_is_started_again(
     assert len(started) == 2
 
 
-def test_a_process_that_others_kill_as_it_tries_says_nothing_of_the_grammar(trial: Trial) -> None:
+def test_a_trial_process_that_others_kill_gives_no_verdict_on_the_grammar(trial: Trial) -> None:
     trial.check(FINE)
     assert trial.pid is not None
     os.kill(trial.pid, signal.SIGSTOP)
@@ -100,9 +100,9 @@ def test_a_process_that_others_kill_as_it_tries_says_nothing_of_the_grammar(tria
         assert checking.result().compiled_bytes > 0
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("continues", [True, False])
 def test_a_process_that_stands_still_is_given_up_unless_this_one_stood_still_too(
-    goes_on: bool, monkeypatch: pytest.MonkeyPatch
+    continues: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two hours pass between two readings of the clock, as if all were frozen, or half a second does."""
     monkeypatch.setattr("engine.grammar.trial._TIMEOUT_S", 3.0)
@@ -112,8 +112,8 @@ def test_a_process_that_stands_still_is_given_up_unless_this_one_stood_still_too
         nonlocal now, readings
         readings += 1
         if is_frozen:
-            now += 7200.0 if goes_on else STILL_S
-        if goes_on and readings == 4:
+            now += 7200.0 if continues else STILL_S
+        if continues and readings == 4:
             assert trial.pid is not None
             os.kill(trial.pid, signal.SIGCONT)
         return now
@@ -123,7 +123,7 @@ def test_a_process_that_stands_still_is_given_up_unless_this_one_stood_still_too
     assert trial.pid is not None
     os.kill(trial.pid, signal.SIGSTOP)
     is_frozen, readings = True, 0
-    if goes_on:
+    if continues:
         assert trial.check(FINE).compiled_bytes
     else:
         with pytest.raises(TooComplex):
@@ -174,14 +174,14 @@ def test_nothing_is_left_when_it_is_closed(trial: Trial) -> None:
         (Grammar("json_schema", FUEL), "fuel exhausted"),
     ],
 )
-def test_what_is_wrong_is_said(patient: Trial, grammar: Grammar, complaint: str) -> None:
+def test_an_invalid_grammar_is_refused_with_the_reason(patient: Trial, grammar: Grammar, complaint: str) -> None:
     with pytest.raises(InvalidGrammar, match=complaint) as caught:
         patient.check(grammar)
     assert not isinstance(caught.value, TooComplex)
     assert len(str(caught.value)) < 400
 
 
-def test_what_an_answer_would_show_only_later_is_refused_at_once(patient: Trial) -> None:
+def test_an_error_that_would_appear_only_in_an_answer_is_refused_immediately(patient: Trial) -> None:
     """More rules begin with the same letter than the parser follows at once; the letter is not the first."""
     rules = " | ".join(f'"a{number}"' for number in range(5000))
     with pytest.raises(
@@ -206,12 +206,12 @@ def test_any_number_of_properties_may_be_optional(patient: Trial, number: int, b
     jsonschema.validate(json.loads(text.removeprefix("call ")), optional(number))
 
 
-def test_its_priority_is_lower_than_that_of_what_serves_requests(trial: Trial) -> None:
+def test_its_priority_is_lower_than_that_of_the_serving_process(trial: Trial) -> None:
     trial.check(FINE)
     assert psutil.Process(trial.pid).nice() == min(psutil.Process().nice() + 10, 19)
 
 
-def test_what_was_found_to_follow_a_grammar_best_is_told(patient: Trial) -> None:
+def test_the_verdict_names_the_better_matcher_of_a_grammar(patient: Trial) -> None:
     recursive = Grammar("gbnf", "root ::= [a-z ] root | [a-z ]")
     assert patient.check(recursive).matcher == "xgrammar"
     assert 0 < patient.check(recursive).compiled_bytes < 2**20

@@ -158,7 +158,7 @@ def test_rules_that_grow_slow_with_the_answer_are_followed_by_xgrammar(rules: li
         Grammar("lark", 'start: "a" WORD\nWORD: /[a-z]+/'),
     ],
 )
-def test_what_is_not_of_rules_over_characters_is_followed_by_llguidance(grammar: Grammar) -> None:
+def test_grammars_that_are_not_rules_over_characters_are_followed_by_llguidance(grammar: Grammar) -> None:
     assert chosen(grammar) == "llguidance"
 
 
@@ -178,7 +178,7 @@ def test_what_is_not_of_rules_over_characters_is_followed_by_llguidance(grammar:
         'start: one | "a"\none: start ""',
     ],
 )
-def test_what_xgrammar_would_take_for_something_else_is_not_given_to_it(source: str) -> None:
+def test_a_grammar_that_xgrammar_would_misread_is_not_given_to_it(source: str) -> None:
     with pytest.raises(InvalidGrammar):
         both(source)
 
@@ -192,7 +192,7 @@ def test_gbnf_is_read_by_characters(text: str) -> None:
         assert not accepts(Grammar("gbnf", source), other)
 
 
-def test_what_is_no_gbnf_is_refused() -> None:
+def test_invalid_gbnf_is_refused() -> None:
     for source in ("root ::= (", "root ::= missing", "::="):
         with pytest.raises(InvalidGrammar):
             chosen(Grammar("gbnf", source))

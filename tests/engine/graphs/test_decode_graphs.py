@@ -65,7 +65,7 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, settings:
     assert swapped > 0 or "preemption" not in settings
 
 
-def test_padding_writes_into_the_page_of_empty_rows_alone(model: Path) -> None:
+def test_padding_writes_only_into_the_page_of_empty_rows(model: Path) -> None:
     """Three rows use a graph of four: their three slots change, and one slot of the page of empty rows."""
     runner, recording = graphed(config_for(model))
     chunks = [last_chunk_of(greedy_request(f"r{i}", 6), [2 * i, 2 * i + 1]) for i in range(3)]
@@ -105,7 +105,7 @@ def test_long_prompts_get_the_tokens_of_steps_without_graphs(model: Path) -> Non
     assert recording.num_replayed and {len(tokens) for tokens in expected.values()} == {30}
 
 
-def test_a_step_says_whether_it_was_replayed(model: Path) -> None:
+def test_a_step_reports_whether_it_was_replayed(model: Path) -> None:
     runner, _ = graphed(config_for(model))
 
     def replayed(*requests: Request) -> bool:
@@ -138,7 +138,7 @@ def test_a_step_says_whether_it_was_replayed(model: Path) -> None:
     assert not runner.run(StepPlan()).is_replayed
 
 
-def test_a_row_that_asks_for_more_costs_a_step_its_recorded_sampling_alone(model: Path) -> None:
+def test_a_row_that_asks_for_more_costs_a_step_only_its_recorded_sampling(model: Path) -> None:
     """The sampler reads the logits that the graph left, and the tokens are those of steps without graphs."""
     config = config_for(model)
     runner, recording = graphed(config)
@@ -236,7 +236,7 @@ def test_min_tokens_and_prompt_logprobs_prevent_graphs_no_longer_than_they_last(
     assert fits_graph(last_chunk_of(scored, []))
 
 
-def test_after_a_step_that_failed_rows_are_written_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failed_step_rows_are_written_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step prepared before the failure was known fails too; later steps do not."""
     runner, _ = graphed(config_for(model))
     r, pages = greedy_request("a", 6), [0, 1, 2, 3]
@@ -329,7 +329,7 @@ def test_all_sizes_are_recorded_the_largest_first_after_they_have_run() -> None:
     assert graphs.run(2) and said[6:] == ["replay"]
 
 
-def test_what_cannot_be_recorded_runs_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_cannot_be_recorded_still_runs(caplog: pytest.LogCaptureFixture) -> None:
     ran: list[int] = []
 
     def capture(work: Any) -> Any:

@@ -131,7 +131,7 @@ def test_a_step_that_was_launched_early_counts_from_the_end_of_the_one_before(
     assert step.seconds == 3.0
 
 
-def test_stages_of_a_step_read_later_are_told_without_waiting() -> None:
+def test_stages_of_a_step_read_later_are_reported_without_waiting() -> None:
     stages = StageClock(torch.device("cpu"))
     stages.begin_forward()
     stages.begin_sampling()

@@ -91,12 +91,12 @@ def test_a_steady_step_is_launched_without_waiting_for_the_device(model: Path) -
     def prepared() -> StepPlan:
         return StepPlan(tuple(last_chunk_of(r, list(range(8 * i, 8 * i + 8))) for i, r in enumerate(requests)))
 
-    def go_on() -> None:
+    def run_step() -> None:
         for r, token in zip(requests, runner.run(prepared()).token_ids, strict=True):
             r.tokens.append(token)
 
     for _ in range(3):
-        go_on()
+        run_step()
     torch.cuda.set_sync_debug_mode("error")
     try:
         step = runner.place(prepared())

@@ -176,7 +176,7 @@ class World:
 
 @settings(max_examples=150, deadline=None)
 @given(ACTIONS, st.sampled_from([1, 4, 16]), st.sampled_from([None, Window(5, 2, 64), Window(9, 1, 64)]))
-def test_rows_are_what_a_batch_made_anew_would_be(
+def test_rows_equal_those_of_a_new_batch(
     actions: list[tuple[Any, ...]], page_size: int, window: Window | None
 ) -> None:
     """Pages are exchanged for the tree's, requests leave, return, and are computed by other steps. Layers with a
@@ -278,7 +278,7 @@ def test_another_request_of_the_same_name_takes_nothing_over() -> None:
     assert world.inputs_of_sampling()[1].tolist() == [1, 1, 1, 1, 1], "at position 10, after a prompt of 10"
 
 
-def test_of_a_window_a_new_page_is_written_and_one_that_it_leaves() -> None:
+def test_only_the_new_page_of_a_window_and_the_one_that_it_leaves_are_written() -> None:
     """Each of two groups has three pages for a window of nine tokens. A border changes two words of each group."""
     world = World(page_size=4, window=Window(9, 2, 64))
     requests = decoding(world, 1, length=17)

@@ -100,7 +100,7 @@ def test_small_models_have_graphs_of_longer_prompts(tmp_path: Path) -> None:
     assert chosen == {"qwen3-0.6b": 2048, "llama-3.1-8b": 512, "qwen3-14b": 512, "70b": 512}
 
 
-def test_kernels_of_experts_and_what_they_write_are_counted(tmp_path: Path) -> None:
+def test_the_memory_of_experts_kernels_and_of_their_results_is_counted(tmp_path: Path) -> None:
     facts, config = ModelConfig.from_directory(save_tiny("mixtral", tmp_path)), EngineConfig(max_running=8)
     assert facts.experts is not None
     few = replace(facts, experts=replace(facts.experts, per_token=1))
@@ -130,7 +130,7 @@ class Two:
         self.run, self.capture_all = graphs.run, graphs.capture_all
 
 
-def test_what_was_taken_is_logged_beside_what_was_expected(
+def test_the_memory_taken_is_logged_next_to_the_expected_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     free = iter([(900 * MIB, 0), (893 * MIB, 0)])

@@ -103,7 +103,7 @@ def test_rows_with_any_number_of_drafts_are_one_graph(model: Path) -> None:
     assert (recording.num_recorded, recording.num_cuts) == (2, 0)
 
 
-def test_short_prompts_beside_decodes_replay_all_but_attention(
+def test_short_prompts_next_to_decodes_replay_all_but_attention(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attention gets the step's own rows, unpadded; its layers are cut where it is computed."""
@@ -180,7 +180,7 @@ def test_a_prompt_of_more_tokens_is_computed_in_pieces(model: Path) -> None:
 
 @pytest.mark.parametrize("spreads", [False, True])
 @pytest.mark.parametrize("widths", [(), WIDTHS])
-def test_padding_writes_into_the_page_of_empty_rows_alone(
+def test_padding_writes_only_into_the_page_of_empty_rows(
     model: Path, widths: tuple[int, ...], spreads: bool
 ) -> None:
     runner, _ = graphed(config_for(model), max_tokens=24, widths=widths, spreads=spreads)
@@ -301,7 +301,7 @@ class Cuda:
         (self.said if self.recording is None else self.recording).append(kernel)
 
 
-def test_pieces_are_replayed_in_order_with_what_lies_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_are_replayed_in_order_with_the_work_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(monkeypatch)
     capture = CudaCapture(torch.device("cuda"))
 
@@ -326,7 +326,7 @@ def test_pieces_are_replayed_in_order_with_what_lies_between_them(monkeypatch: p
     assert cuda.said == ["replay all"]
 
 
-def test_what_fails_while_it_is_recorded_ends_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_during_a_recording_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(monkeypatch)
     capture = CudaCapture(torch.device("cuda"))
 

@@ -31,7 +31,7 @@ def test_a_prompt_used_twice_comes_back_from_the_host(engine: Make) -> None:
     assert script.host.account().cached == 10
 
 
-def test_what_is_copied_is_counted(engine: Make) -> None:
+def test_copied_tokens_are_counted(engine: Make) -> None:
     script = made(engine)
     for _ in range(2):
         ask(script, A)
@@ -44,7 +44,7 @@ def test_what_is_copied_is_counted(engine: Make) -> None:
     assert script.scheduler.load(script.now).host_traffic == script.host.traffic
 
 
-def test_what_a_copy_saves_is_what_computing_takes_longer() -> None:
+def test_a_copy_saves_the_time_of_computing_less_its_own() -> None:
     """Ten pages of half a second each, beside forty tokens at two a second."""
     script = Script(num_pages=24, host_pages=40)
     host = HostKV(HostMemory(40, 0.5, 100), 4, "swap", 1)
@@ -66,7 +66,7 @@ def test_a_prompt_used_once_is_not_copied_unless_all_are(engine: Make) -> None:
         assert script.num_computed(ask(script, A)) == (2 if is_kept else 42)
 
 
-def test_what_the_device_still_has_of_it_is_not_copied(engine: Make) -> None:
+def test_pages_that_the_device_still_has_are_not_copied(engine: Make) -> None:
     script = made(engine, num_pages=28)
     ask(script, A)
     ask(script, A)
@@ -77,7 +77,7 @@ def test_what_the_device_still_has_of_it_is_not_copied(engine: Make) -> None:
     assert sum(len(plan.swap_in) for plan in script.runner.plans) == 10 - held // 4
 
 
-def test_what_is_evicted_again_is_there_already(engine: Make) -> None:
+def test_pages_that_are_evicted_again_are_on_the_host_already(engine: Make) -> None:
     script = made(engine)
     for _ in range(3):
         ask(script, A)
@@ -117,7 +117,7 @@ def test_a_preempted_request_takes_the_pages_of_prefixes(engine: Make) -> None:
     script.run()
 
 
-def test_what_a_failed_step_should_have_copied_is_not_found(engine: Make) -> None:
+def test_pages_that_a_failed_step_should_have_copied_are_not_found(engine: Make) -> None:
     script = made(engine, host_min_uses=1)
     ask(script, A)
     script.runner.fail_if = lambda plan: bool(plan.swap_out)
@@ -189,7 +189,7 @@ def told(script: Script) -> set[int]:
 
 
 @pytest.mark.parametrize("block_tokens", [1, 2, 4])
-def test_routers_know_what_is_in_host_memory_until_it_is_given_up(engine: Make, block_tokens: int) -> None:
+def test_routers_know_the_prefixes_in_host_memory_until_they_are_given_up(engine: Make, block_tokens: int) -> None:
     script = made(engine, host_min_uses=1, host_pages=11, block_tokens=block_tokens)
     ask(script, A)
     chain = block_hashes(A, prefix_root(Namespace("m")), block_tokens)
@@ -208,7 +208,7 @@ def test_routers_know_what_is_in_host_memory_until_it_is_given_up(engine: Make, 
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=10),
     st.sampled_from([4, 5, 16]),
 )
-def test_every_whole_page_of_what_was_computed_is_found_after_its_eviction(
+def test_every_whole_computed_page_is_found_after_its_eviction(
     prompts: list[tuple[int, int, int]], page_size: int
 ) -> None:
     """Prompts part and end within pages, so that tree nodes share these."""
@@ -249,7 +249,7 @@ ACTIONS = st.lists(
     st.booleans(),
     st.booleans(),
 )
-def test_every_request_gets_the_tokens_it_would_get_alone(
+def test_every_request_gets_the_tokens_it_would_get_by_itself(
     actions: list[tuple[str, int, int, int]],
     shape: tuple[int, int],
     host_pages: int,

@@ -46,7 +46,7 @@ def copied_in(script: Script) -> tuple[int, int]:
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])
 @pytest.mark.parametrize("make", [hybrid, windowed])
-def test_preempted_requests_go_on_from_host_memory(make: Any, page_size: int) -> None:
+def test_preempted_requests_resume_from_host_memory(make: Any, page_size: int) -> None:
     """Three requests in memory for less than two, each of which is computed once and no token more."""
     pages = {hybrid: 128, windowed: 256}[make] // page_size
     limits = {"max_step_tokens": 16, "max_running": 3}
@@ -101,7 +101,7 @@ def test_a_prefix_comes_back_with_its_pages_and_its_end(make: Any) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])
-def test_the_next_turn_goes_on_from_the_end_of_an_answer_in_host_memory(page_size: int) -> None:
+def test_the_next_turn_continues_from_the_end_of_an_answer_in_host_memory(page_size: int) -> None:
     """The state lies inside a page, of which host memory keeps the begun part with it."""
     script = hybrid(page_size=page_size, num_pages=256 // page_size, host_pages=600, host_min_uses=1)
     name = script.arrive(SYSTEM, max_tokens=10)
@@ -162,7 +162,7 @@ def test_a_state_that_a_lease_drives_out_does_not_take_the_place_of_the_lease_s_
 
 
 @pytest.mark.parametrize("options", [{"num_state_slots": 3}, {"window": Window(4, 1, 8)}])
-def test_what_a_lease_waits_for_is_kept_for_nobody_if_it_ends_before_it_comes(options: dict[str, Any]) -> None:
+def test_pages_that_an_ended_lease_waited_for_are_not_kept(options: dict[str, Any]) -> None:
     cache = KVCacheManager(32, 4, **options)
     first = cache.lock(cache.match(Namespace("m"), SYSTEM, 0.0))
     cache.extend(first, 40, 0.0)
@@ -230,7 +230,7 @@ def test_stale_notes_of_states_are_forgotten() -> None:
     st.sampled_from([3, 16, 64]),
     st.integers(1, 2),
 )
-def test_under_pressure_every_request_gets_the_tokens_it_would_get_alone(
+def test_under_pressure_every_request_gets_the_tokens_it_would_get_by_itself(
     actions: list[Action],
     shape: tuple[int, int],
     kind: tuple[int, int],

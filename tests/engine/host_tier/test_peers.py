@@ -43,7 +43,7 @@ def nothing_lent(source: Script) -> bool:
     return source.scheduler.account().lent == source.host.account().lent == 0
 
 
-def test_a_prompt_continues_what_another_engine_has_computed(engine: Make) -> None:
+def test_a_prompt_continues_a_prefix_that_another_engine_has_computed(engine: Make) -> None:
     source, receiver, peers = pair(engine)
     name = ask(receiver, A, source=WHOLE)
     assert receiver.events[name][-1].num_cached == 40
@@ -54,7 +54,7 @@ def test_a_prompt_continues_what_another_engine_has_computed(engine: Make) -> No
     assert source.cache.stats.query_tokens == 41, "a loan is no request"
 
 
-def test_only_what_is_not_here_is_fetched(engine: Make) -> None:
+def test_only_missing_pages_are_fetched(engine: Make) -> None:
     """The device has the first three pages, and host memory all but two in the midst and the last."""
     _, receiver, peers = pair(engine)
     ask(receiver, A, source=WHOLE)
@@ -71,7 +71,7 @@ def test_only_what_is_not_here_is_fetched(engine: Make) -> None:
 
 
 @pytest.mark.parametrize(("num_tokens", "num_pages"), [(0, 0), (3, 0), (11, 2), (40, 10), (10**9, 10), (-5, 0)])
-def test_as_much_is_asked_for_as_the_prompt_has_and_the_source_is_said_to_have(
+def test_no_more_is_asked_for_than_the_prompt_has_and_the_source_reports(
     engine: Make, num_tokens: int, num_pages: int
 ) -> None:
     _, receiver, peers = pair(engine)
@@ -80,7 +80,7 @@ def test_as_much_is_asked_for_as_the_prompt_has_and_the_source_is_said_to_have(
     assert receiver.num_computed(name) == 42 - 4 * num_pages
 
 
-def test_a_source_that_has_less_than_is_said_gives_that(engine: Make) -> None:
+def test_a_source_that_has_less_than_reported_gives_its_part(engine: Make) -> None:
     source, receiver, peers = pair(engine)
     name = ask(receiver, [*A[:22], *range(800, 820)], source=WHOLE)
     assert receiver.num_computed(name) == 42 + 1 - 20
@@ -94,7 +94,7 @@ def test_a_source_that_has_evicted_it_costs_nothing(engine: Make) -> None:
     assert receiver.num_computed(name) == 42 and nothing_lent(source)
 
 
-def test_what_a_source_has_in_its_host_memory_comes_too(engine: Make) -> None:
+def test_pages_in_the_host_memory_of_a_source_come_too(engine: Make) -> None:
     source, receiver, peers = pair(engine)
     evict(source, B, C)
     ask(source, range(1, 20))
@@ -117,7 +117,7 @@ def test_a_source_that_dies_midway_is_used_to_the_page(engine: Make, most: int) 
     assert peers.totals() == PeerTotals(most, 10 - most, 1, 1) and nothing_lent(source)
 
 
-def test_a_source_that_nobody_knows_stops_nobody(engine: Make) -> None:
+def test_an_unknown_source_stops_no_request(engine: Make) -> None:
     _, receiver, _ = pair(engine)
     assert receiver.num_computed(ask(receiver, A, source=KVSource("gone", 41))) == 42
 
@@ -137,7 +137,7 @@ def test_a_prompt_waits_no_longer_than_computing_takes(engine: Make) -> None:
     assert receiver.host.account().arriving == 0
 
 
-def test_what_is_computed_sooner_is_not_fetched(engine: Make) -> None:
+def test_pages_that_are_computed_sooner_are_not_fetched(engine: Make) -> None:
     _, receiver, peers = pair(engine)
     ask(receiver, B)
     peers.page_seconds = 100.0
@@ -184,7 +184,7 @@ def test_an_abort_while_pages_arrive_loses_none(engine: Make, at_once: int) -> N
     assert nothing_lent(source) and receiver.num_computed(ask(receiver, A)) == 2
 
 
-def test_what_arrives_after_the_cache_was_emptied_is_not_found(engine: Make) -> None:
+def test_pages_that_arrive_after_the_cache_was_emptied_are_not_found(engine: Make) -> None:
     source, receiver, peers = pair(engine)
     peers.is_held = True
     name = receiver.arrive(A, max_tokens=2, source=WHOLE)
@@ -196,7 +196,7 @@ def test_what_arrives_after_the_cache_was_emptied_is_not_found(engine: Make) -> 
     assert receiver.host.account().arriving == 0
 
 
-def test_only_what_fits_into_host_memory_is_fetched(engine: Make) -> None:
+def test_only_pages_that_fit_into_host_memory_are_fetched(engine: Make) -> None:
     """The pages of a preempted request, and those that the prompt has there itself, are not given up for it."""
     for host_pages in (0, 1, 4):
         _, receiver, peers = pair(engine, host_pages=host_pages)
@@ -209,7 +209,7 @@ def test_only_what_fits_into_host_memory_is_fetched(engine: Make) -> None:
     assert receiver.num_computed(ask(receiver, A, source=WHOLE)) == 42 - 24, "four pages, and two that are fetched"
 
 
-def test_what_files_have_is_not_fetched_unless_they_are_slow(engine: Make) -> None:
+def test_pages_in_files_are_not_fetched_unless_the_files_are_slow(engine: Make) -> None:
     for page_seconds, fetched in ((0.0, [(4, 6)]), (100.0, [(0, 10)])):
         _, receiver, peers = pair(engine, has_lower_tier=True)
         ask(receiver, A[:17], source=KVSource("a", 16))
@@ -224,7 +224,7 @@ def test_what_files_have_is_not_fetched_unless_they_are_slow(engine: Make) -> No
         assert receiver.num_computed(name) == 2
 
 
-def test_what_was_fetched_goes_on_to_files(engine: Make) -> None:
+def test_fetched_pages_are_also_written_to_files(engine: Make) -> None:
     _, receiver, _ = pair(engine, has_lower_tier=True)
     ask(receiver, A, source=WHOLE)
     receiver.scheduler.take_in_transfers()

@@ -23,7 +23,7 @@ def swap_out(
     return swap.swap_out(name, table, start, end, rate)
 
 
-def test_what_only_it_held_goes_out_and_what_the_tree_lost_comes_in() -> None:
+def test_pages_that_only_it_held_go_out_and_those_that_the_tree_lost_come_in() -> None:
     """Tokens 0 to 6 are others' too: page 1, in which that ends, goes along. Of 18 tokens the tree still has 9."""
     swap = space()
     assert swap_out(swap, "a", [30, 31, 32, 33, 34, 35], 6, 18) == [(31, 0), (32, 1), (33, 2), (34, 3)]
@@ -35,7 +35,7 @@ def test_what_only_it_held_goes_out_and_what_the_tree_lost_comes_in() -> None:
     assert swap.account() == HostAccount(8, 0)
 
 
-def test_what_the_tree_kept_needs_no_copy() -> None:
+def test_pages_that_the_tree_kept_need_no_copy() -> None:
     swap = space()
     swap_out(swap, "a", [1, 2, 3], 0, 10)
     assert swap.reach("a", 10) == 10
@@ -44,7 +44,7 @@ def test_what_the_tree_kept_needs_no_copy() -> None:
     assert swap.account().held == 0
 
 
-def test_a_hole_before_what_the_host_has_is_computed() -> None:
+def test_a_hole_before_the_hosts_pages_is_computed() -> None:
     swap = space()
     swap_out(swap, "a", [1, 2, 3, 4], 8, 16)
     assert swap.reach("a", 7) == 7
@@ -78,13 +78,13 @@ def test_recompute_copies_nothing_and_an_unknown_mode_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("rate", "swaps"), [(0.0, True), (3.0, True), (5.0, False)])
-def test_auto_takes_what_is_cheaper(rate: float, swaps: bool) -> None:
+def test_auto_chooses_the_cheaper_way(rate: float, swaps: bool) -> None:
     """Two pages of a second each way are 4 s; 16 tokens at `rate` a second are 5.3 s or 3.2 s."""
     swap = SwapSpace(HostPool(HostMemory(8, 1.0)), 8)
     assert bool(swap_out(swap, "a", [1, 2], 0, 16, rate)) == swaps
 
 
-def test_auto_learns_that_the_tree_keeps_what_is_preempted() -> None:
+def test_auto_learns_that_the_tree_keeps_preempted_pages() -> None:
     swap = SwapSpace(HostPool(HostMemory(8, 1.0)), 8)
     for _ in range(20):
         swap_out(swap, "a", [1, 2], 0, 16, 1.0)

@@ -65,7 +65,7 @@ def test_any_batch(
 
 @pytest.mark.parametrize("window", [None, 600])
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_long_rows(kernels: native.Kernels, window: int | None, has_sinks: bool) -> None:
+def test_long_rows_get_the_right_attention(kernels: native.Kernels, window: int | None, has_sinks: bool) -> None:
     """Rows have several blocks of queries and many chunks and pieces."""
     rows = [(1700, 1), (0, 600), (1100, 300)]
     assert_right(Paged(rows, Heads(2, 1, 64), 16, window, kernels.dtype, has_sinks=has_sinks), kernels)
@@ -85,7 +85,7 @@ def test_latent_attention_of_published_sizes(kernels: native.Kernels, num_heads:
 
 
 @pytest.mark.parametrize("heads", [Heads(2, 3, 64), Heads(24, 1, 96, 64), Heads(8, 1, 96, 64)])
-def test_a_row_gets_the_same_alone_and_on_any_threads(kernels: native.Kernels, heads: Heads) -> None:
+def test_a_row_gets_the_same_by_itself_and_on_any_threads(kernels: native.Kernels, heads: Heads) -> None:
     """Results are equal bit by bit with one or all KV heads per item, with and without pieces as items, and with
     any number of threads.
     """

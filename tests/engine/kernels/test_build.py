@@ -124,7 +124,7 @@ def test_the_command_fails_only_without_a_library(tmp_path: Path) -> None:
         assert ran.returncode == status and "error: no" in ran.stderr
 
 
-def test_the_loader_knows_what_is_built() -> None:
+def test_the_loader_knows_the_libraries_that_are_built() -> None:
     assert tuple(build._ISAS) == native.ISAS and build.LIBRARY == native.LIBRARY
 
 

@@ -58,7 +58,7 @@ def assert_same(case: SharedPages, isa: str | None = None) -> None:
     has_sinks=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_any_rows_get_the_same_together_as_alone(
+def test_any_rows_get_the_same_together_as_separately(
     kernels: native.Kernels,
     rows: list[tuple[int, int, int, int]],
     heads: Heads,
@@ -121,7 +121,7 @@ def test_the_prefix_is_shared_whose_sharing_saves_most() -> None:
     assert found(rows) == [([0, 1], 1600)]
 
 
-def test_short_prefixes_and_rows_with_many_tokens_are_left_alone() -> None:
+def test_short_prefixes_and_rows_with_many_tokens_are_not_grouped() -> None:
     assert found([SharingRow(0, 31, 40), SharingRow(0, 31, 50)]) == [], "496 positions"
     assert found([SharingRow(0, 32, 40), SharingRow(0, 32, 50)]) == [([0, 1], 512)]
     assert found([SharingRow(0, 40, 5), SharingRow(0, 40, 5, 9)]) == [], "18 queries a KV head"

@@ -61,7 +61,7 @@ def test_logits_are_those_of_torch(kernels: native.Kernels, model: Path, monkeyp
         assert (got - expected).abs().mean() < 0.1 * expected.abs().mean()
 
 
-def test_what_else_is_in_a_batch_changes_no_bit(
+def test_the_other_rows_of_a_batch_change_no_bit(
     kernels: native.Kernels, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYDIX_ISA", kernels.isa)
@@ -84,7 +84,7 @@ print(len({tuple(runner.logits(steps)[0].tolist()) for _ in range(150)}))
 """
 
 
-def test_threads_that_come_late_find_what_later_layers_have_left(tmp_path: Path) -> None:
+def test_threads_that_come_late_read_no_results_of_later_layers(tmp_path: Path) -> None:
     """With far more threads than cores, some enter a phase when the others are layers ahead."""
     directory = save_tiny("gpt_oss", tmp_path, num_hidden_layers=12)
     done = subprocess.run(

@@ -52,7 +52,7 @@ def test_where_there_is_a_compiler_there_are_kernels() -> None:
     assert is_built(), native.build_log() or "run `make native`"
 
 
-def test_a_library_that_is_missing_says_why_and_what_to_do(
+def test_a_missing_library_is_an_error_with_the_reason_and_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "LIBRARY", tmp_path / "libraydix.so")
@@ -117,7 +117,7 @@ def missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYDIX_NATIVE_LIBRARY", str(tmp_path / "none.so"))
 
 
-def test_without_the_library_reference_is_taken_and_the_log_says_why(
+def test_without_the_library_reference_is_used_and_the_log_gives_the_reason(
     missing: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):

@@ -86,7 +86,9 @@ def foreign(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [cut, emptied, flipped, longer, of_another_page, foreign])
-def test_what_is_not_what_was_written_is_not_read(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def test_files_that_differ_from_the_written_ones_are_not_read(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
     files = opened(tmp_path)
     for number in (1, 2):
         files.write(key(number), pieces(number))
@@ -98,7 +100,7 @@ def test_what_is_not_what_was_written_is_not_read(tmp_path: Path, spoil: Callabl
     assert (read(files, 1), read(files, 2)) == (1, 2)
 
 
-def test_foreign_names_are_left_alone(tmp_path: Path) -> None:
+def test_files_with_foreign_names_are_not_touched(tmp_path: Path) -> None:
     """Folders and files that look nearly like pages: neither a stop nor a page, at the start and later."""
     files = opened(tmp_path)
     files.write(key(1), pieces(1))
@@ -112,7 +114,7 @@ def test_foreign_names_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "zz" / "x.kv").exists() and (tmp_path / "00" / "ab.kv").exists()
 
 
-def test_what_is_forgotten_is_deleted_later(tmp_path: Path) -> None:
+def test_forgotten_pages_are_deleted_later(tmp_path: Path) -> None:
     files = opened(tmp_path)
     files.write(key(1), pieces(1))
     forgotten = files.forget_all()
@@ -163,7 +165,7 @@ def held(files: PageFiles) -> set[int]:
     return set(files.log.snapshot())
 
 
-def test_routers_are_told_of_every_block_in_the_files(tmp_path: Path) -> None:
+def test_every_block_in_the_files_is_reported_to_routers(tmp_path: Path) -> None:
     files = opened(tmp_path, num_pages=4)
     for number in range(4):
         files.write(key(number), pieces(number), (2 * number, 2 * number + 1, 2**64 - 1 - number))
@@ -177,7 +179,7 @@ def test_routers_are_told_of_every_block_in_the_files(tmp_path: Path) -> None:
     assert held(files) == set()
 
 
-def test_what_others_have_written_is_told_the_newest_first(tmp_path: Path) -> None:
+def test_pages_that_others_have_written_are_reported_newest_first(tmp_path: Path) -> None:
     files = opened(tmp_path)
     for number in range(5):
         files.write(key(number), pieces(number), (10 * number,))
@@ -194,7 +196,7 @@ def test_what_others_have_written_is_told_the_newest_first(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("spoil", [cut, emptied, longer])
-def test_a_file_without_whole_blocks_is_told_as_nothing(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def test_a_file_without_whole_blocks_is_not_reported(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     opened(tmp_path).write(key(1), pieces(1), (1, 2))
     spoil(tmp_path / "00" / f"{key(1).hex()}.kv")
     files = opened(tmp_path)
@@ -202,7 +204,7 @@ def test_a_file_without_whole_blocks_is_told_as_nothing(tmp_path: Path, spoil: C
     assert held(files) == set()
 
 
-def test_a_directory_has_one_name_whoever_opens_it_first(tmp_path: Path) -> None:
+def test_a_directory_that_many_open_together_has_one_name(tmp_path: Path) -> None:
     names: list[str] = []
     threads = [threading.Thread(target=lambda: names.append(opened(tmp_path).name)) for _ in range(8)]
     for thread in threads:
@@ -214,7 +216,7 @@ def test_a_directory_has_one_name_whoever_opens_it_first(tmp_path: Path) -> None
     assert opened(other).name != names[0]
 
 
-def test_writers_at_once(tmp_path: Path) -> None:
+def test_concurrent_writers_read_only_pages_that_were_written(tmp_path: Path) -> None:
     """Several engines write, read and delete the same pages: nobody reads anything but what was written."""
     engines, wrong = [opened(tmp_path, num_pages=6) for _ in range(3)], []
 
@@ -252,7 +254,7 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
     assert not list(tmp_path.glob("*/*")) and not files.has(key(1)) and files.num_bytes == 0
 
 
-def test_what_a_killed_engine_was_writing_is_deleted_once_it_is_old(tmp_path: Path) -> None:
+def test_the_unfinished_file_of_a_killed_engine_is_deleted_once_it_is_old(tmp_path: Path) -> None:
     opened(tmp_path).write(key(1), pieces(1))
     old, new = tmp_path / "00" / "1-2-3.part", tmp_path / "00" / "4-5-6.part"
     for path in (old, new):
@@ -295,7 +297,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path, number: int, words: 
         opened(tmp_path)
 
 
-def test_what_is_no_file_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_fifo_instead_of_a_page_holds_up_no_reader(tmp_path: Path) -> None:
     """A FIFO in place of a page, under its name or one that is being written, and one in place of the manifest."""
     files = opened(tmp_path)
     files.write(key(1), pieces(1))

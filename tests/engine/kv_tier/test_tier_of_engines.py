@@ -72,7 +72,7 @@ def slow_model(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return model
 
 
-def test_a_restarted_engine_continues_what_was_written(slow_model: Path, directory: Path) -> None:
+def test_a_restarted_engine_continues_the_prefixes_in_files(slow_model: Path, directory: Path) -> None:
     model = slow_model
     expected = [oracle_greedy(model, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
     for number in range(3):
@@ -86,7 +86,7 @@ def test_a_restarted_engine_continues_what_was_written(slow_model: Path, directo
         engine.close()
 
 
-def test_what_waits_to_be_written_is_written_in_its_turn(
+def test_pages_that_wait_to_be_written_are_written_in_turn(
     slow_model: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One page at a time, and an engine that has nothing to do but that."""
@@ -116,7 +116,7 @@ def test_spoilt_files_are_computed_again(slow_model: Path, directory: Path) -> N
     engine.close()
 
 
-def test_a_full_disk_stops_nobody(model: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_no_request(model: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -135,7 +135,7 @@ def test_a_full_disk_stops_nobody(model: Path, directory: Path, monkeypatch: pyt
     engine.close()
 
 
-def test_a_disk_that_hangs_stops_nobody(model: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_stops_no_request(model: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts wait as long as computing takes, and host memory keeps what is being read until that has ended."""
     engine = engine_with_files(model, directory)
     answers(engine)
@@ -193,7 +193,7 @@ def test_a_disk_with_no_room_for_a_page(model: Path, directory: Path) -> None:
         engine_with_files(model, directory, disk_gib=1e-9)
 
 
-def test_a_restarted_engine_tells_routers_what_its_directory_holds(model: Path, directory: Path) -> None:
+def test_a_restarted_engine_reports_the_pages_in_its_directory_to_routers(model: Path, directory: Path) -> None:
     def told(engine: Engine) -> set[int]:
         log = engine.runner.lower_tier.log
         log.drain()
@@ -214,7 +214,7 @@ def test_a_restarted_engine_tells_routers_what_its_directory_holds(model: Path, 
         engine.close()
 
 
-def test_programs_of_others_are_told_of_blocks_in_files(model: Path, directory: Path) -> None:
+def test_blocks_in_files_are_reported_to_programs_of_others(model: Path, directory: Path) -> None:
     engine = engine_with_files(model, directory)
     events = engine.runner.lower_tier.log.events = engine.cache.follow_blocks()
     answers(engine)

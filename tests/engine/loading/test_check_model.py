@@ -69,7 +69,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", SPOILT)
-def test_what_the_loader_would_refuse_is_refused(kind: str, model: Path) -> None:
+def test_a_model_that_the_loader_would_refuse_is_refused(kind: str, model: Path) -> None:
     spoil, message = SPOILT[kind]
     check_model(EngineConfig(model=str(model)))
     spoil(model)
@@ -120,9 +120,7 @@ ON_HUB = {
 
 
 @pytest.mark.parametrize("kind", ON_HUB)
-def test_what_the_loader_would_refuse_of_a_model_on_the_hub_is_refused(
-    kind: str, model: Path, hub: ModelHub
-) -> None:
+def test_a_model_on_the_hub_that_the_loader_would_refuse_is_refused(kind: str, model: Path, hub: ModelHub) -> None:
     hub.models["someone/model"] = model
     check_model(EngineConfig(model="someone/model"))
     asked = [path for path in hub.asked if "/resolve/" in path]
@@ -134,7 +132,7 @@ def test_what_the_loader_would_refuse_of_a_model_on_the_hub_is_refused(
         check_model(EngineConfig(model="someone/spoilt"))
 
 
-def test_what_is_not_on_the_hub_is_refused(model: Path, hub: ModelHub) -> None:
+def test_a_model_that_is_not_on_the_hub_is_refused(model: Path, hub: ModelHub) -> None:
     hub.models["someone/model"] = model
     with pytest.raises(ModelLoadError, match="nobody/has-this-model is neither a directory here nor a model on"):
         check_model(EngineConfig(model="nobody/has-this-model"))

@@ -37,7 +37,7 @@ def model(tmp_path: Path) -> Path:
      "model.safetensors.index.json",
      "chat_template.jinja", "special_tokens_map.json", "tokenizer.model", "vocab.txt"],
 )  # fmt: skip
-def test_what_is_no_file_is_refused_by_name(model: Path, name: str, kind: str) -> None:
+def test_anything_but_a_file_is_refused_by_name(model: Path, name: str, kind: str) -> None:
     path = model / name
     path.unlink(missing_ok=True)
     if kind == "FIFO":

@@ -45,13 +45,13 @@ def test_pages_take_a_byte_a_number_and_are_read_by_reference(tmp_path: Path) ->
     assert rounded.with_pages(3).kv_dtype == FP8
 
 
-def test_the_native_kernels_say_that_they_cannot() -> None:
+def test_the_native_kernels_refuse_pages_of_eight_bits() -> None:
     shape = AttentionShape(4, 2, 64, 16, frozenset({None}), FP8)
     with pytest.raises(ValueError, match="only pages of the model's type"):
         choose_backend("native", shape, torch.float32, CPU)
 
 
-def test_a_warm_prompt_gives_what_a_cold_one_does() -> None:
+def test_a_warm_prompt_gives_the_same_as_a_cold_one() -> None:
     """A prompt attends to its own KV as it is stored, so what a cache holds of it changes nothing."""
     llm = LLM(kv_dtype="fp8", kv_pages=256)
     question = "What does itertools.chain do? " * 8
@@ -69,7 +69,7 @@ def scales_of(decoder: Decoder) -> KVScales:
 
 
 @pytest.mark.parametrize("largest", [1e-3, 0.9, 60.0, 1e4])
-def test_scales_leave_room_above_what_was_seen(largest: float, tmp_path: Path) -> None:
+def test_scales_leave_room_above_the_observed_numbers(largest: float, tmp_path: Path) -> None:
     save_tiny("qwen3", tmp_path, num_hidden_layers=1)
     config = ModelConfig.from_directory(tmp_path)
     decoder = Decoder(config)

@@ -45,7 +45,7 @@ def test_too_little_memory_is_explained() -> None:
         pages_for(EngineConfig(), MIB, MIB, max_model_len=100)
 
 
-def test_host_pages_are_what_was_asked_for_or_none() -> None:
+def test_host_pages_take_the_configured_memory_or_none() -> None:
     config = EngineConfig(host_kv_gib=0.5, page_size=16)
     assert host_pages_for(config, MIB // 16, 2**30) == 512
     recomputing = EngineConfig(preemption="recompute", host_kv_gib=0.5)
@@ -147,7 +147,7 @@ def test_the_most_pages_that_fit_are_named() -> None:
     room(20, kv_pages=2581)
 
 
-def test_rounded_weights_are_proposed_alone_when_they_make_all_fit() -> None:
+def test_only_rounded_weights_are_proposed_when_they_make_all_fit() -> None:
     with pytest.raises(
         ValueError, match=r"12\.00 GiB of GPU memory are free; set quantization to \"fp8\" \([^)]*\)$"
     ):
@@ -160,7 +160,9 @@ def test_nothing_is_proposed_where_nothing_helps() -> None:
             room(4, **settings)
 
 
-def test_a_step_that_does_not_fit_says_which_settings_make_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_for_a_step_that_does_not_fit_names_the_settings_that_make_it_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def no_room(_pages: int) -> Any:
         raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
 
@@ -170,7 +172,7 @@ def test_a_step_that_does_not_fit_says_which_settings_make_it_smaller(monkeypatc
 
 
 @pytest.mark.parametrize(("allocated", "reserved", "left"), [(3, 2, 50), (3, 7, 46)])
-def test_a_step_counts_what_the_allocator_took_for_it(
+def test_a_step_counts_the_memory_that_the_allocator_took_for_it(
     monkeypatch: pytest.MonkeyPatch, allocated: int, reserved: int, left: int
 ) -> None:
     """Weights take 15 GiB and the pages 2; `allocated` and `reserved` are what a step adds to each at its peak."""

@@ -77,7 +77,7 @@ def test_experts_are_not_timed_one_by_one(tmp_path: Path) -> None:
     assert timer.num_timed == 4 * 2 and not plain_layers(decoder)
 
 
-def test_what_was_measured_is_read_at_the_next_start(tmp_path: Path) -> None:
+def test_measurements_are_read_at_the_next_start(tmp_path: Path) -> None:
     model, path = save_tiny("qwen3", tmp_path / "model", num_hidden_layers=1), tmp_path / "products.json"
     first = Timer(lambda rows, outputs: 0.5)
     choose(load(model), CPU, path, "a GPU", first)

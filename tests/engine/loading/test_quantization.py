@@ -53,7 +53,7 @@ def test_an_answer_is_the_same_in_a_batch() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "float16"}, {"attention": "reference"}])
-def test_what_cannot_compute_with_them_says_so(settings: dict[str, Any]) -> None:
+def test_settings_that_cannot_compute_with_rounded_weights_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"quantization 'int8' .* its attention is reference"):
         load_model(EngineConfig(quantization="int8", device="cpu", kv_pages=16, **settings))
 

@@ -86,7 +86,7 @@ MAKERS: dict[str, Callable[[Path], Checkpoint]] = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_layers_hold_what_the_checkpoint_stands_for(name: str, tmp_path: Path) -> None:
+def test_layers_hold_the_numbers_that_the_checkpoint_stands_for(name: str, tmp_path: Path) -> None:
     made = MAKERS[name](tmp_path)
     plain, found = load(made.plain), layers(load(made.quantized))
     assert len(found) == 4 * 3
@@ -103,7 +103,7 @@ def test_layers_hold_what_the_checkpoint_stands_for(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["gptq 1", "gptq, asymmetric", "awq", "awq, biased", "packed, asymmetric"])
-def test_the_engine_says_what_the_model_of_plain_weights_says(name: str, tmp_path: Path) -> None:
+def test_the_engine_generates_the_same_as_the_model_of_plain_weights(name: str, tmp_path: Path) -> None:
     made = MAKERS[name](tmp_path)
     prompts = [random_ids(1, 5), random_ids(2, 40)]
     events = run_prompts(engine_for(made.quantized, 16, 1024), prompts)
@@ -143,7 +143,7 @@ def engine_logits(directory: Path, prompt: list[int], **settings: Any) -> torch.
     return runner.logits(StepPlan((Chunk(request, 0, len(prompt), prompt, range(8), samples=True),)))[0]
 
 
-def test_layers_that_the_checkpoint_left_alone_stay_plain(tmp_path: Path) -> None:
+def test_layers_that_the_checkpoint_did_not_quantize_stay_plain(tmp_path: Path) -> None:
     def most(name: str, matrix: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         if ".1.mlp.down_proj" in name or ".2." in name:
             return {f"{name}.weight": matrix}, matrix
@@ -251,7 +251,7 @@ def test_the_matrices_of_delta_nets_are_rounded_and_their_gates_are_not(family: 
     assert memory(load_decoder(model, config, torch.float32, CPU, fp8=True)) == config.weight_bytes(4, "fp8")
 
 
-def test_rounded_delta_nets_compute_what_plain_ones_do_with_rounded_numbers(tmp_path: Path) -> None:
+def test_rounded_delta_nets_compute_the_same_as_plain_ones_with_rounded_numbers(tmp_path: Path) -> None:
     model, prompt = save_tiny("qwen3_5", tmp_path), random_ids(3, 30)
     plain = oracle_logits(model, prompt)[-1]
     for layer, module in oracle_model(model).named_modules():
@@ -277,7 +277,7 @@ def test_delta_nets_that_are_quantized_already_stay_so(kind: tuple[Any, dict[str
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_memory_is_what_was_foretold(name: str, tmp_path: Path) -> None:
+def test_the_memory_is_as_predicted(name: str, tmp_path: Path) -> None:
     made = MAKERS[name](tmp_path)
     assert memory(load(made.quantized)) == ModelConfig.from_directory(made.quantized).weight_bytes(4)
 
@@ -398,7 +398,7 @@ def test_a_broken_checkpoint_is_explained(name: str, tmp_path: Path) -> None:
         load(model)
 
 
-def test_superfluous_zero_biases_are_no_fault(tmp_path: Path) -> None:
+def test_unneeded_zero_biases_are_accepted(tmp_path: Path) -> None:
     model = MAKERS["gptq 1"](tmp_path).quantized
     rewrite(model, lambda t: t.update({f"{FIRST}.bias": torch.zeros(384)}))
     load(model)
@@ -430,7 +430,7 @@ AWQ_LISTS: dict[str, list[str] | None] = {
 
 
 @pytest.mark.parametrize("listed", AWQ_LISTS.values(), ids=AWQ_LISTS)
-def test_tensors_say_which_layers_are_plain_whatever_config_json_lists(
+def test_tensors_decide_which_layers_are_plain_whatever_config_json_lists(
     listed: list[str] | None, tmp_path: Path
 ) -> None:
     """The writers of quantized checkpoints list the layers they left alone each in a way of their own."""

@@ -94,7 +94,7 @@ def test_experts_are_kept_quantized_and_latent_expansions_widened(family: str, k
 
 
 @pytest.mark.parametrize(("family", "kind"), list(zip(MIXTURES, [*FOUR_BITS, "gptq"], strict=True)))
-def test_mixtures_in_four_bits_say_what_plain_ones_say(family: str, kind: str, tmp_path: Path) -> None:
+def test_mixtures_in_four_bits_generate_the_same_as_plain_ones(family: str, kind: str, tmp_path: Path) -> None:
     made = make(tmp_path, *FOUR_BITS[kind], family, **MIXTURES[family])
     prompts = [random_ids(1, 5), random_ids(2, 40)]
     expected = [oracle_greedy(made.plain, prompt, GREEDY.max_tokens) for prompt in prompts]
@@ -142,7 +142,7 @@ def test_each_rank_has_its_experts_or_its_part_of_all(kind: str, splits_experts:
                 assert torch.allclose(own, stacked, rtol=1e-6), (rank, layer, matrix)
 
 
-def test_experts_that_the_checkpoint_left_alone_are_stacked(tmp_path: Path) -> None:
+def test_experts_that_the_checkpoint_did_not_quantize_are_stacked(tmp_path: Path) -> None:
     def most(name: str, matrix: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         return ({f"{name}.weight": matrix}, matrix) if ".experts." in name else fp8_channels(name, matrix)
 

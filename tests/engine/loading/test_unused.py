@@ -36,7 +36,7 @@ def test_all_that_transformers_saves_is_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, *PUBLISHED_QUANTIZED])
-def test_all_that_published_models_say_is_known(name: str) -> None:
+def test_all_keys_of_published_models_are_known(name: str) -> None:
     raw = PUBLISHED_QUANTIZED.get(name) or PUBLISHED[name]
     assert ModelConfig.from_json(raw, {}, name).unused_keys.uncertain == ()
 
@@ -97,7 +97,7 @@ FURTHER_KEYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", FURTHER_KEYS)
-def test_what_published_models_say_without_effect_is_known(name: str) -> None:
+def test_keys_without_effect_in_published_models_are_known(name: str) -> None:
     config = ModelConfig.from_json({**PUBLISHED[name], **FURTHER_KEYS[name]}, {}, name)
     assert config.unused_keys.uncertain == ()
 
@@ -126,7 +126,7 @@ def test_another_kind_of_attention_in_a_list_is_refused() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_key_that_could_change_what_is_computed_is_refused(
+def test_a_key_that_could_change_the_computation_is_refused(
     changes: dict[str, Any], key: str, tmp_path: Path
 ) -> None:
     model = save_tiny("llama2", tmp_path)
@@ -143,14 +143,14 @@ def test_a_key_that_the_operator_knows_is_left_out(tmp_path: Path) -> None:
     load_runner(model, ignored_config_keys=["swa_gate", "rotations"])
 
 
-def test_keys_that_say_nothing_are_no_fault(tmp_path: Path) -> None:
+def test_keys_that_are_empty_or_without_effect_are_accepted(tmp_path: Path) -> None:
     model = save_tiny("llama2", tmp_path)
     nothing: dict[str, Any] = {"swa_gate": None, "use_swa_gate": False, "gates": [], "gate": {}, "gate_type": ""}
     edit(model, **nothing, unsloth_version="2026.1", mlp_dropout=0.1, router_aux_loss_coef=0.2, mask_token_id=7)
     load_runner(model)
 
 
-def test_what_is_not_used_is_listed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_keys_and_weights_are_listed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = save_tiny("llama2", tmp_path)
     edit(model, unsloth_version="2026.1", swa_gate=None)
     tensors = load_file(model / "model.safetensors")
@@ -184,7 +184,7 @@ def _stop_strings(model: Path) -> str:
 
 
 @pytest.mark.parametrize("add", [_adapter, _stop_strings])
-def test_what_answers_may_depend_on_is_a_warning(
+def test_an_unused_key_that_answers_may_depend_on_is_a_warning(
     add: Callable[[Path], str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = save_tiny("llama2", tmp_path)

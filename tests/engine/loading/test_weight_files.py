@@ -44,7 +44,7 @@ def test_an_index_names_its_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "found", [["qwen-tuned.safetensors"], SHARDS, ["model-00001-of-00001.safetensors"]], ids=len
 )
-def test_without_an_index_the_only_file_or_all_shards_are_taken(found: list[str], tmp_path: Path) -> None:
+def test_without_an_index_the_only_file_or_all_shards_are_used(found: list[str], tmp_path: Path) -> None:
     create(tmp_path, *found, "adapter_model.safetensors", "consolidated.safetensors", "optimizer.safetensors")
     assert names(tmp_path) == found
 

@@ -122,7 +122,9 @@ def test_quantized_checkpoints_are_read_too(
     assert_same(found, load(made))
 
 
-def test_what_the_model_holds_as_the_file_does_is_copied_once(sharded: Path, streamed: dict[str, Any]) -> None:
+def test_weights_that_the_model_holds_as_the_file_does_are_copied_once(
+    sharded: Path, streamed: dict[str, Any]
+) -> None:
     """Tensors go straight into their rows: only norms that are repeated for each head are staged."""
     streamed["paths"] = weight_files(sharded)
     stored: list[int] = []

@@ -56,7 +56,7 @@ def test_without_a_head_nothing_is_generated(tmp_path: Path) -> None:
             engine_for(model, tasks=tasks)
 
 
-def test_the_files_tell_the_task(tmp_path: Path) -> None:
+def test_the_task_is_read_from_the_files(tmp_path: Path) -> None:
     plain = save_tiny("qwen3", tmp_path / "plain")
     assert tasks_of("auto", plain) == ("generate",)
     assert tasks_of(["embed", "generate"], plain) == ("embed", "generate")
@@ -76,7 +76,7 @@ def test_the_files_tell_the_task(tmp_path: Path) -> None:
         (LAST_TOKEN, ("Dense",), "modules.json has Dense, and only Transformer, Pooling, Normalize are known"),
     ],
 )
-def test_what_is_pooled_otherwise_is_refused(
+def test_an_unsupported_pooling_is_refused(
     tmp_path: Path, pooling: dict[str, Any], more: tuple[str, ...], message: str
 ) -> None:
     model = describe(save_tiny("qwen3", tmp_path), pooling, *more)
@@ -85,7 +85,7 @@ def test_what_is_pooled_otherwise_is_refused(
     assert tasks_of(["embed"], model) == ("embed",)
 
 
-def test_files_that_hold_something_else_tell_nothing(tmp_path: Path) -> None:
+def test_files_that_hold_something_else_are_ignored(tmp_path: Path) -> None:
     for name, text in (("modules.json", '[1, {"type": 5}]'), ("config.json", "[]")):
         (tmp_path / name).write_text(text)
         assert tasks_of("auto", tmp_path) == ("generate",)

@@ -84,7 +84,7 @@ def test_an_encoders_values_are_bounded_too(key: str, value: Any, tmp_path: Path
         EncoderConfig.from_directory(tmp_path)
 
 
-def test_null_says_nothing() -> None:
+def test_null_counts_as_a_missing_key() -> None:
     model = ModelConfig.from_json({**LLAMA, "head_dim": None, "num_key_value_heads": None}, {}, "config.json")
     assert (model.head_dim, model.num_kv_heads) == (16, 4)
     assert ModelConfig.from_json({**LLAMA, "tie_word_embeddings": 0}, {}, "config.json").tied_embeddings is False
@@ -100,7 +100,7 @@ values = st.recursive(
     {*QWEN, "rope_scaling", "rope_parameters", "sliding_window", "eos_token_id", "layer_types", "hidden_act",
      "quantization_config", "torch_dtype", "text_config", "attention_bias"} - {"architectures"}
 )), values | st.just(LINEAR), max_size=3))  # fmt: skip
-def test_whatever_a_config_holds_it_is_a_model_or_an_error_with_a_reason(
+def test_any_config_gives_a_model_or_an_error_with_a_reason(
     model: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     try:

@@ -83,7 +83,7 @@ def test_sparse_layers(tmp_path: Path) -> None:
     assert sparse(num_experts=0) is None
 
 
-def test_renormalisation(tmp_path: Path) -> None:
+def test_the_renormalisation_of_experts_is_read_from_the_config(tmp_path: Path) -> None:
     mixtral = {**QWEN_MOE, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts": None}
     for raw, expected in ((QWEN_MOE, False), ({**QWEN_MOE, "norm_topk_prob": True}, True), (mixtral, True)):
         experts = read(tmp_path, **raw).experts
@@ -106,7 +106,7 @@ def test_experts_that_cannot_be(tmp_path: Path, changes: dict[str, Any], said: s
         read(tmp_path, **{**QWEN_MOE, **changes})
 
 
-def test_the_number_of_experts_must_be_said(tmp_path: Path) -> None:
+def test_the_number_of_experts_must_be_given(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="lacks the key 'num_experts_per_tok'"):
         read(tmp_path, architectures=["MixtralForCausalLM"], num_local_experts=8)
 
@@ -217,7 +217,7 @@ def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./missing", "~/missing-model", "a/b/c", "missing"])
-def test_what_cannot_be_a_hub_id_is_not_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_cannot_be_a_hub_id_is_not_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(ModelLoadError, match="no directory"):
         resolve_model(name)
@@ -232,7 +232,7 @@ def test_a_download_takes_no_code_and_no_pickle(monkeypatch: pytest.MonkeyPatch,
     assert not any(pattern.endswith((".py", ".bin", ".pt", "*")) for pattern in asked["allow_patterns"])
 
 
-def test_a_pinned_revision_is_what_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_pinned_revision_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(
         "huggingface_hub.snapshot_download",
@@ -254,7 +254,7 @@ def test_a_revision_that_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch)
         resolve_model("owner/name", "v9")
 
 
-def test_a_revision_of_what_is_not_from_the_hub_is_refused(tmp_path: Path) -> None:
+def test_a_revision_of_a_model_that_is_not_from_the_hub_is_refused(tmp_path: Path) -> None:
     for model in ("demo", str(tmp_path)):
         with pytest.raises(ModelLoadError, match="model_revision is 'v1'"):
             resolve_model(model, "v1")

@@ -169,7 +169,7 @@ SAME_MEANING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SAME_MEANING)
-def test_of_two_keys_with_the_same_meaning_the_one_counts_that_does_in_transformers(
+def test_two_keys_with_the_same_meaning_have_the_precedence_of_transformers(
     name: str, made: Any, tmp_path: Path
 ) -> None:
     """In whatever order they come. Each of these models is loaded, and none refused."""
@@ -180,7 +180,7 @@ def test_of_two_keys_with_the_same_meaning_the_one_counts_that_does_in_transform
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("inside", [True, False])
-def test_the_head_of_a_model_that_also_sees_is_tied_as_the_whole_model_says(
+def test_the_head_of_a_multimodal_model_is_tied_as_the_whole_model_says(
     whole: bool, inside: bool, tmp_path: Path
 ) -> None:
     text = {**COMMON, "model_type": "gemma3_text", "tie_word_embeddings": inside}

@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 63, 64, 65, 150])
-def test_many_tokens_at_once_are_as_one_after_the_other(num_tokens: int) -> None:
+def test_many_tokens_together_give_the_same_as_in_turn(num_tokens: int) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
     heads, key_dim, value_dim = 3, 8, 5
     query, key = (torch.randn(heads, num_tokens, key_dim, generator=generator) for _ in range(2))
@@ -92,7 +92,7 @@ def test_greedy_tokens_under_preemption(model: Path, preemption: str, speculatio
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_prompts_go_on_from_states_in_host_memory(model: Path, page_size: int) -> None:
+def test_prompts_continue_from_states_in_host_memory(model: Path, page_size: int) -> None:
     """Pages for one of three prompts, and one slot beside a running request's: each evicts what came before it.
     Whether a turn of a conversation goes on from inside a page, too.
     """
@@ -106,7 +106,7 @@ def test_prompts_go_on_from_states_in_host_memory(model: Path, page_size: int) -
     assert engine.loop.load().cache.host_hit_tokens > 0
 
 
-def test_a_stream_that_another_engine_began_goes_on_with_the_same_tokens(model: Path) -> None:
+def test_a_stream_that_another_engine_began_continues_with_the_same_tokens(model: Path) -> None:
     first, second = (engine_for(model, 16, 512, max_running=2) for _ in range(2))
     (events,) = run_prompts(first, [LONG], GREEDY)
     tokens = tokens_of(events)
@@ -117,7 +117,7 @@ def test_a_stream_that_another_engine_began_goes_on_with_the_same_tokens(model: 
     assert request.output_ids == tokens == oracle_greedy(model, LONG, GREEDY.max_tokens)
 
 
-def test_files_are_refused_with_what_to_set_instead(model: Path, tmp_path: Path) -> None:
+def test_files_are_refused_with_the_setting_to_use_instead(model: Path, tmp_path: Path) -> None:
     config = EngineConfig(
         model=str(model), device="cpu", kv_pages=8, host_kv_gib=0.1, kv_tier=KVTier(str(tmp_path))
     )

@@ -251,7 +251,7 @@ def test_names_and_shapes_are_those_of_transformers(name: str, tmp_path: Path) -
         ),
     ],
 )
-def test_what_is_not_supported_is_named(
+def test_an_unsupported_key_is_named(
     tmp_path: Path, family: str, head: bool, changes: dict[str, Any], message: str
 ) -> None:
     model = save_encoder(family, tmp_path, head=head)
@@ -278,7 +278,7 @@ def test_what_is_not_supported_is_named(
         (None, None, "do not say how its embeddings are pooled: expected modules.json and 1_Pooling/config.json"),
     ],
 )
-def test_what_is_pooled_otherwise_is_refused(
+def test_an_unsupported_pooling_is_refused(
     tmp_path: Path, pooling: dict[str, Any] | None, modules: tuple[str, ...] | None, message: str
 ) -> None:
     model = save_encoder("xlm_roberta", tmp_path)

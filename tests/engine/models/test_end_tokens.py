@@ -41,13 +41,13 @@ def edit(path: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("end", ["w7", "<|new|>"])
-def test_it_is_the_end_that_transformers_finds(kind: str, end: str, tmp_path: Path) -> None:
+def test_the_end_token_is_the_one_that_transformers_finds(kind: str, end: str, tmp_path: Path) -> None:
     """Whether it is a word of the vocabulary or was added to it."""
     expected = PreTrainedTokenizerFast.from_pretrained(save_tokenizer(tmp_path, end, kind)).eos_token_id
     assert tokenizer_end(tmp_path) == expected == {"w7": 7, "<|new|>": VOCAB}[end]
 
 
-def test_old_files_say_it_elsewhere(tmp_path: Path) -> None:
+def test_old_files_name_the_end_token_elsewhere(tmp_path: Path) -> None:
     """As an object, in a file of special tokens, among tokens that are listed with their numbers."""
     config = save_tokenizer(tmp_path, None) / "tokenizer_config.json"
     assert tokenizer_end(tmp_path) is None
@@ -81,7 +81,7 @@ def test_an_end_that_the_tokenizer_lacks_is_named(tmp_path: Path, caplog: pytest
     ],
     ids=str,
 )
-def test_what_the_tokenizer_names_ends_a_text_too(
+def test_the_end_token_of_the_tokenizer_ends_a_text_too(
     generation: dict[str, Any] | None, config: Any, expected: set[int], tmp_path: Path
 ) -> None:
     save_tokenizer(save_tiny("llama2", tmp_path, eos_token_id=config), "w7")
@@ -92,7 +92,7 @@ def test_what_the_tokenizer_names_ends_a_text_too(
 
 
 @pytest.mark.parametrize("wrong", ["2", [1, "x"], True, 1.5])
-def test_what_is_no_token_id_is_refused(wrong: Any, tmp_path: Path) -> None:
+def test_an_invalid_end_token_is_refused(wrong: Any, tmp_path: Path) -> None:
     (save_tiny("llama2", tmp_path) / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
     with pytest.raises(ModelLoadError, match=r"eos_token_id has .*: expected a token id or a list of them"):
         ModelConfig.from_directory(tmp_path)

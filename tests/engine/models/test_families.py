@@ -67,7 +67,7 @@ def test_in_bfloat16_logits_are_as_near_as_those_of_transformers(model: Path) ->
     assert (ours - exact).norm() < min(2 * float((theirs - exact).norm()), 0.1 * float(exact.norm()))
 
 
-def test_what_runs_natively(model: Path) -> None:
+def test_the_native_decoder_names_all_that_it_lacks(model: Path) -> None:
     """The native decoder computes all families but five, if heads fill vectors; all that it lacks is named."""
     config = ModelConfig.from_directory(model)
     is_recurrent, is_gemma4 = config.delta_net is not None, config.architecture == "Gemma4ForCausalLM"
@@ -137,7 +137,7 @@ VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "n
 
 
 @pytest.mark.parametrize("kind", ["Gemma3", "Gemma4", "Mistral3", "Llama4"])
-def test_the_text_model_of_one_that_also_sees_is_loaded_alone(kind: str, tmp_path: Path) -> None:
+def test_only_the_text_model_of_a_multimodal_model_is_loaded(kind: str, tmp_path: Path) -> None:
     families = {"Gemma3": "gemma3", "Gemma4": "gemma4_small", "Mistral3": "mistral", "Llama4": "llama4"}
     text = save_tiny(families[kind], tmp_path / "text")
     config_of, class_of = (

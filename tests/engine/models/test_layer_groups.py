@@ -54,7 +54,7 @@ def test_layers_of_published_models(name: str, num_layers: int, num_groups: int,
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "no layers"),
     ],
 )
-def test_models_whose_layers_share_one_page_table_say_why(name: str, why: str) -> None:
+def test_models_whose_layers_share_one_page_table_give_the_reason(name: str, why: str) -> None:
     assert why in str(LayerGroups.of(model(name)))
     with pytest.raises(ValueError, match=rf'windowed_kv is "on", but {why}.*leave one of them out'):
         layer_groups(EngineConfig(windowed_kv="on"), model(name), 4096)
@@ -75,7 +75,9 @@ def test_pages_of_a_request() -> None:
         ({"speculation": Speculation(method="draft_model", model="demo")}, "draft model"),
     ],
 )
-def test_what_needs_one_page_table_wins_unless_windows_are_asked_for(settings: dict[str, Any], why: str) -> None:
+def test_a_setting_that_needs_one_page_table_wins_unless_windows_are_asked_for(
+    settings: dict[str, Any], why: str
+) -> None:
     assert why in str(layer_groups(EngineConfig(**settings), model(GEMMA), 8192))
     with pytest.raises(ValueError, match=rf'windowed_kv is "on", but .*{why}'):
         layer_groups(EngineConfig(**settings, windowed_kv="on"), model(GEMMA), 8192)

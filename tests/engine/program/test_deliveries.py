@@ -62,7 +62,7 @@ def test_nothing_waits_for_a_long_step_or_when_none_comes() -> None:
     assert received.at[1:] == [(0.5, {"a": [1]})]
 
 
-def test_what_must_go_at_once_takes_along_what_waits() -> None:
+def test_an_urgent_delivery_takes_along_those_that_wait() -> None:
     received = Received()
     received.step(0.25, token("a", 0))
     received.step(0.25, token("a", 1))

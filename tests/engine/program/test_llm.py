@@ -78,7 +78,7 @@ def test_a_beam_search_returns_its_best_and_the_others(llm: LLM) -> None:
         assert output.text == llm.tokenizer.decode(output.token_ids, skip_special_tokens=True)
 
 
-def test_bad_calls_say_what_was_expected(llm: LLM) -> None:
+def test_bad_calls_are_errors_that_name_the_expected_values(llm: LLM) -> None:
     with pytest.raises(ValueError, match="unknown setting 'page_sizes'; known settings"):
         LLM("demo", page_sizes=4)
     with pytest.raises(NeverFits, match="empty"):

@@ -52,7 +52,7 @@ def test_requests_from_many_threads_all_get_their_tokens() -> None:
     assert script.nothing_held()
 
 
-def test_what_can_never_fit_is_refused_by_submit_at_once() -> None:
+def test_submit_immediately_refuses_a_request_that_can_never_fit() -> None:
     script = Script(num_pages=2)
     with pytest.raises(NeverFits):
         script.arrive(range(1, 100))
@@ -102,7 +102,7 @@ def test_a_lost_rank_ends_the_loop_and_none_of_its_requests(
     assert (script.loop.failure, reasons, events) == ("rank 2 is gone", ["rank 2 is gone"], [])
 
 
-def test_load_counts_what_waits_and_runs() -> None:
+def test_load_counts_waiting_and_running_requests() -> None:
     script = Script(limits={"max_running": 2, "max_step_tokens": 8})
     for i in range(4):
         script.arrive([i + 1] * 20)

@@ -28,7 +28,7 @@ def prompts(script: Script, token_ids: Sequence[Sequence[int]], salt: str = "") 
     ]
 
 
-def test_a_request_finds_what_was_precomputed_and_the_totals_are_its_own() -> None:
+def test_a_request_finds_precomputed_prefixes_and_the_totals_are_its_own() -> None:
     script = Script(num_pages=64)
     system = list(range(1, 41))
     done = precompute(script.loop, prompts(script, [system, [*system, *range(50, 60)]]), 1e9)
@@ -53,7 +53,7 @@ def test_salts_stay_apart() -> None:
     assert (script.requests[name].num_cached, script.requests[salted].num_cached) == (0, 39)
 
 
-def test_when_the_time_is_up_what_was_computed_stays_and_nothing_runs_on() -> None:
+def test_when_the_time_is_up_computed_prefixes_stay_and_nothing_keeps_running() -> None:
     script = Script(num_pages=200, limits={"max_step_tokens": 10})
     clock = iter(range(10**6))
     script.loop.clock = lambda: float(next(clock))  # every look at it is a second later
@@ -64,7 +64,7 @@ def test_when_the_time_is_up_what_was_computed_stays_and_nothing_runs_on() -> No
     assert script.nothing_held()
 
 
-def test_what_never_fits_is_left_out_and_a_short_queue_is_no_bound() -> None:
+def test_prompts_that_never_fit_are_left_out_and_a_short_queue_is_no_bound() -> None:
     script = Script(num_pages=64, limits={"max_waiting": 1, "max_model_len": 50})
     done = precompute(
         script.loop, prompts(script, [range(1, 200), range(1, 9), range(11, 19), range(21, 29)]), 1e9

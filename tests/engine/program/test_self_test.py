@@ -53,9 +53,7 @@ def fail_when(engine: Engine, find: Callable[[StepPlan], bool], error: Callable[
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("family", MODELS)
-def test_whatever_step_fails_the_others_and_those_after_it_are_right(
-    family: str, overlap: bool, tmp_path: Path
-) -> None:
+def test_after_a_failure_in_any_step_the_other_steps_are_right(family: str, overlap: bool, tmp_path: Path) -> None:
     model = save_tiny(family, tmp_path)
     right = [oracle_greedy(model, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
     for number in (1, 2, 4, 9):
@@ -90,7 +88,7 @@ def test_an_encoder_whose_step_failed_is_tested_too(tmp_path: Path) -> None:
     assert (failed.error_code, ended.finish_reason, engine.loop.failing) == ("step_failed", "stop", "")
 
 
-def test_offline_a_sick_engine_says_so_instead_of_failing_every_prompt(tmp_path: Path) -> None:
+def test_offline_a_broken_engine_raises_an_error_instead_of_failing_every_prompt(tmp_path: Path) -> None:
     engine = engine_for(save_tiny("qwen3", tmp_path), 8, 480)
     fail_when(engine, lambda plan: True, MemoryError)
     with pytest.raises(EngineBroken, match="3 steps failed one after another, the last with MemoryError"):

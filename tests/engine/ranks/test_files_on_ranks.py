@@ -83,7 +83,7 @@ def parts(directory: Path, rank: int) -> list[Path]:
     return sorted(directory.glob(f"*/*.{rank}.kv"))
 
 
-def test_what_the_ranks_have_written_is_continued_after_a_restart_and_by_another_engine(
+def test_files_of_the_ranks_are_continued_after_a_restart_and_by_another_engine(
     model: Path, directory: Path
 ) -> None:
     for number in range(3):
@@ -97,7 +97,7 @@ def test_what_the_ranks_have_written_is_continued_after_a_restart_and_by_another
     assert not list(directory.glob("**/*.part"))
 
 
-def test_what_the_host_holds_comes_back_on_every_rank(model: Path, directory: Path) -> None:
+def test_pages_in_host_memory_come_back_on_every_rank(model: Path, directory: Path) -> None:
     with engine_on(model, directory) as engine:
         assert right(model, answers(engine))
         found = answers(engine)

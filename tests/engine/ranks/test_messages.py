@@ -111,7 +111,7 @@ def test_all_tensors_go_to_the_ranks_device(step: PreparedStep) -> None:
     assert len(tensors) >= 9 and {tensor.device.type for tensor in tensors} == {"meta"}
 
 
-def test_what_is_no_message_is_refused() -> None:
+def test_an_invalid_message_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         read_work(b"\x93junk")
     with pytest.raises(msgspec.ValidationError):

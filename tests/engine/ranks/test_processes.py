@@ -78,7 +78,7 @@ def test_the_offline_api_answers_alike_and_leaves_no_process() -> None:
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
-def test_a_killed_rank_ends_the_engine_at_once(is_busy: bool) -> None:
+def test_a_killed_rank_ends_the_engine_immediately(is_busy: bool) -> None:
     """Its requests do not fail: clients resume them elsewhere. No operation waits for its timeout."""
     launcher, size = Watched(), 4 if is_busy else 2
     engine = Engine.from_config(EngineConfig(tensor_parallel_size=size, **SETTINGS), launcher=launcher)
@@ -130,7 +130,7 @@ def test_ranks_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     eventually(lambda: not is_alive(pid))
 
 
-def test_a_rank_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_cannot_start_is_reported_with_its_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RankLost, match="rank 1 ended, with exit status 1"):
         Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS))
@@ -170,7 +170,7 @@ def says(data: bytes) -> Callable[[socket.socket], object]:
     return lambda stranger: stranger.sendall(data)
 
 
-def test_strangers_are_not_let_in_and_hold_up_nobody() -> None:
+def test_strangers_are_not_let_in_and_hold_up_no_rank() -> None:
     """A connection that does not prove the key is refused; the ranks, which have it, are let in meanwhile.
 
     One leaves, one says nothing, one says half of what it announces or announces much, and one guesses.
@@ -206,7 +206,7 @@ def test_silent_strangers_are_cut_when_they_are_many_or_late(monkeypatch: pytest
         stranger.close()
 
 
-def test_a_process_that_stood_still_lets_ranks_in_and_cuts_who_stays_silent(
+def test_a_process_that_stood_still_lets_ranks_in_and_cuts_off_silent_peers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The clock is the test's, and goes on by so much between two readings that the time is over at once."""

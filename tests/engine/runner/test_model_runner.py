@@ -90,7 +90,7 @@ def test_copies_read_all_sources_before_writing_any_target(tiny: Tiny) -> None:
     assert data[:, :, :, 0, 0, 0].tolist() == [[[3.0, 0.0, 1.0, 3.0, 4.0]] * 2] * 3
 
 
-def test_what_a_page_held_before_does_not_matter(tiny: Tiny) -> None:
+def test_the_former_contents_of_a_page_do_not_matter(tiny: Tiny) -> None:
     """NaN left behind by a former owner reaches no attention: not from padding, not from a page's unused rest."""
     model = tiny("llama3.1")
     runner = load_runner(model)
@@ -103,7 +103,7 @@ def test_what_a_page_held_before_does_not_matter(tiny: Tiny) -> None:
         assert row.request.output_ids == oracle_greedy(model, p, 6)
 
 
-def test_a_row_without_valid_logits_fails_alone(tiny: Tiny) -> None:
+def test_only_a_row_without_valid_logits_fails(tiny: Tiny) -> None:
     """A request whose KV is broken gets -1; its neighbour in the batch does not notice."""
     model = tiny("qwen3")
     runner = load_runner(model)
@@ -158,7 +158,7 @@ def test_the_worst_step_runs(tiny: Tiny) -> None:
     assert len(runner.run(plan).token_ids) == 5
 
 
-def test_a_step_says_how_long_it_prepared_and_sampled(tiny: Tiny) -> None:
+def test_a_step_reports_the_time_of_its_preparation_and_sampling(tiny: Tiny) -> None:
     runner = load_runner(tiny("mistral"))
     sequence = RequestByHand(random_prompt(9, 1), [0])
     result = runner.run(StepPlan((sequence.chunk(4),)))

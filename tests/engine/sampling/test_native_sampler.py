@@ -93,7 +93,7 @@ def test_equals_of_a_large_vocabulary(sampler: NativeSampler) -> None:
     assert set(tokens) == {4000}
 
 
-def test_values_far_apart(sampler: NativeSampler) -> None:
+def test_logits_may_fill_the_range_of_floats(sampler: NativeSampler) -> None:
     """Histograms find the cut even if logits fill the range of floats."""
     logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(2)).repeat(30, 1)
     logits[:, ::7] = -3.4e38
@@ -152,7 +152,9 @@ def test_rows_need_not_touch(sampler: NativeSampler) -> None:
         sampler.sample(logits.T, rows)
 
 
-def test_it_is_taken_where_logits_are_on_a_cpu_and_the_library_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_native_sampler_is_used_for_logits_on_a_cpu_if_the_library_was_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def missing(dtype: torch.dtype) -> native.Kernels:
         raise native.NativeUnavailable(f"no kernels for {dtype}")
 
@@ -161,7 +163,7 @@ def test_it_is_taken_where_logits_are_on_a_cpu_and_the_library_was_built(monkeyp
     assert isinstance(sampler_for(EOS, torch.device("cpu")), Sampler)
 
 
-def test_grammars_are_followed_beside_other_rows(sampler: NativeSampler) -> None:
+def test_grammars_are_followed_next_to_other_rows(sampler: NativeSampler) -> None:
     """One row answers in b's, one grammar has failed, and reports come from the model's own logits."""
     logits = torch.randn(4, NUM_TOKENS, generator=torch.Generator().manual_seed(6))
     rows = [

@@ -90,7 +90,7 @@ def test_scores_in_chunks_of_any_size_and_mixed_batches(model: Path, chunk: int,
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_warm_cache_hides_nothing_and_gains_what_was_computed(model: Path, overlap: bool) -> None:
+def test_a_warm_cache_hides_no_scores_and_gains_the_computed_pages(model: Path, overlap: bool) -> None:
     engine = engine_for(model, max_step_tokens=24, overlap=overlap)
     prompt = random_ids(10, 61)
     for _ in range(2):
@@ -166,7 +166,7 @@ def test_a_prompt_preempted_half_way_reports_the_rest(model: Path, overlap: bool
         assert [t for event in deltas for t in event.token_ids] == oracle_greedy(model, prompt, 6)
 
 
-def test_another_engine_goes_on_where_the_first_one_was_lost(model: Path) -> None:
+def test_another_engine_continues_where_the_first_one_was_lost(model: Path) -> None:
     """After each of its events, the other engine reports exactly the rest."""
     prompt = random_ids(40, 50)
     (whole,) = run(engine_for(model, max_step_tokens=16), [prompt])
@@ -219,7 +219,7 @@ def test_no_more_logits_at_a_time_than_the_bound(model: Path, monkeypatch: pytes
     assert sum(counted) == 89 + 29 + 2 * 6  # each prompt token once, and each row that was sampled
 
 
-def test_prompts_that_begin_alike_are_computed_once_beside_one_that_is_scored(model: Path) -> None:
+def test_prompts_that_begin_alike_are_computed_once_next_to_one_that_is_scored(model: Path) -> None:
     """With `n`, one choice scores the prompt and the others reuse its KV."""
     engine = engine_for(model, max_step_tokens=32)
     prompt = random_ids(60, 64)

@@ -140,7 +140,7 @@ def plain_probabilities(logits: np.ndarray[Any, Any], params: SamplingParams) ->
     min_p=st.sampled_from([0.0, 0.0313, 0.517, 1.0]),
     candidates=st.sampled_from([1, 3, 8, 256]),
 )
-def test_what_is_cut_off(
+def test_top_k_top_p_and_min_p_cut_the_same_tokens_as_a_plain_computation(
     levels: list[int], temperature: float, top_k: int, top_p: float, min_p: float, candidates: int
 ) -> None:
     """The cut may also lie beyond the few tokens that are ranked at first, or among ties with them."""
@@ -306,7 +306,7 @@ def _best(row: torch.Tensor, count: int) -> tuple[list[int], list[float]]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_broken_row_fails_alone(sampler: AnySampler, temperature: float, broken: float) -> None:
+def test_only_a_broken_row_fails(sampler: AnySampler, temperature: float, broken: float) -> None:
     logits = random_logits(3)
     requests = [request(seed=i, temperature=temperature, logprobs=2, top_p=0.9) for i in range(3)]
     healthy = sample(sampler, logits, requests)

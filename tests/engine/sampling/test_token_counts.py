@@ -44,7 +44,7 @@ def test_any_course_of_requests_is_penalized_as_their_whole_histories(seed: int)
     play(make_sampler(), seed)
 
 
-def test_a_step_reads_no_more_of_a_long_history_than_what_is_new(sampler: NativeSampler) -> None:
+def test_a_step_reads_only_the_new_part_of_a_long_history(sampler: NativeSampler) -> None:
     assert read_by_steps(sampler)[1:] == [2] * 4
 
 
@@ -52,7 +52,7 @@ def test_tokens_without_a_logit_are_not_counted(sampler: NativeSampler) -> None:
     check_tokens_without_a_logit(sampler)
 
 
-def test_counts_follow_what_becomes_known_and_forget_who_ended() -> None:
+def test_counts_follow_new_tokens_and_forget_ended_requests() -> None:
     """The table is as large as the largest step, and keeps no request alive."""
     counts, logits = TokenCounts(), torch.zeros(1, VOCAB)
     ended: list[weakref.ref[Request]] = []
@@ -74,7 +74,7 @@ def test_counts_follow_what_becomes_known_and_forget_who_ended() -> None:
     assert [request() for request in ended] == [None] * len(ended)
 
 
-def test_a_request_that_sat_out_while_others_needed_its_slot_is_counted_anew() -> None:
+def test_a_request_that_lost_its_slot_to_others_is_counted_again() -> None:
     """As one that was preempted."""
     counts, logits = TokenCounts(), torch.zeros(1, VOCAB)
     first, second = (make_request([1], [token], presence_penalty=1.0) for token in (5, 6))

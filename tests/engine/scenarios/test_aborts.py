@@ -27,7 +27,7 @@ def test_a_request_that_came_and_went_between_two_steps_has_one_event(engine: Ma
     assert script.runner.plans == []
 
 
-def test_what_a_prompt_had_computed_is_found_by_the_next(engine: Make) -> None:
+def test_the_next_prompt_finds_the_part_that_an_aborted_one_had_computed(engine: Make) -> None:
     script = engine(limits={"max_step_tokens": 8, "max_running": 4})
     a = script.arrive(range(1, 41))
     script.run(until=lambda: script.requests[a].num_computed >= 16)
@@ -63,7 +63,7 @@ def test_before_the_last_token_it_ends_without_it_and_after_it_there_is_nothing_
     assert (script.reason(b), len(script.tokens(b))) == ("length", 3)
 
 
-def test_twice_is_once(engine: Make) -> None:
+def test_aborting_twice_is_the_same_as_once(engine: Make) -> None:
     script = engine()
     a = script.arrive(range(1, 9))
     script.step()
@@ -99,7 +99,7 @@ def test_a_request_that_waits_for_an_aborted_prompts_page_computes_it_itself(eng
     assert script.num_computed(b) + (script.requests[b].num_cached or 0) == 31 + 7
 
 
-def test_all_at_once_frees_everything_within_a_step(engine: Make) -> None:
+def test_aborting_all_together_frees_everything_within_a_step(engine: Make) -> None:
     script = engine(limits={"max_step_tokens": 12, "max_running": 3})
     names = [script.arrive(range(i, i + 30), max_tokens=20) for i in range(6)]
     for _ in range(5):

@@ -16,7 +16,7 @@ def test_several_answers_to_one_question_compute_it_once(engine: Make) -> None:
     assert script.scheduler.load(script.now).num_preemptions == 0
 
 
-def test_each_is_a_query_once_and_what_it_found_a_hit_once(engine: Make) -> None:
+def test_each_prompt_counts_once_as_a_query_and_its_cached_tokens_once_as_hits(engine: Make) -> None:
     script = engine(limits={"max_step_tokens": 8, "max_running": 8})
     names = [script.arrive(range(1, 34), max_tokens=3, seed=seed) for seed in range(4)]
     script.run()
@@ -26,7 +26,7 @@ def test_each_is_a_query_once_and_what_it_found_a_hit_once(engine: Make) -> None
     assert script.num_computed(*names) == 4 * (33 + 2) - stats.hit_tokens
 
 
-def test_a_burst_larger_than_the_batch_is_served_from_what_the_first_left(engine: Make) -> None:
+def test_a_burst_larger_than_the_batch_reuses_the_pages_of_the_first_requests(engine: Make) -> None:
     script = engine(num_pages=40, limits={"max_running": 2})
     names = [script.arrive(range(1, 34), max_tokens=3, seed=seed) for seed in range(7)]
     script.run()
@@ -64,7 +64,7 @@ def test_two_prompts_that_are_scored_are_computed_twice(engine: Make) -> None:
     assert script.num_computed(*names) == 2 * 34
 
 
-def test_what_was_scored_elsewhere_is_not_scored_again_and_may_be_found(engine: Make) -> None:
+def test_tokens_scored_elsewhere_are_not_scored_again_and_may_be_found(engine: Make) -> None:
     """A resumed request had 20 tokens' scores reported, so their KV is of use, and the others' is not."""
     script = engine(limits={"max_step_tokens": 8, "max_running": 4})
     script.arrive(range(1, 34), max_tokens=1)
@@ -84,7 +84,7 @@ def test_a_request_that_comes_while_the_first_one_decodes_finds_its_prompt(engin
     assert script.events[b][-1].num_cached == 20
 
 
-def test_two_ways_to_go_on_with_one_conversation_at_once(engine: Make) -> None:
+def test_two_requests_continue_one_conversation_at_the_same_time(engine: Make) -> None:
     script = engine(num_pages=40)
     a = script.arrive(range(1, 22), max_tokens=10)
     script.run()

@@ -31,7 +31,7 @@ def test_all_kinds_in_one_batch_with_room_and_without(engine: Make, num_pages: i
     assert (script.scheduler.load(script.now).num_preemptions > 0) == (num_pages == 24)
 
 
-def test_a_search_beside_the_same_prompt_that_goes_on_inside_its_last_page(engine: Make) -> None:
+def test_a_search_runs_next_to_a_request_of_the_same_prompt_inside_its_last_page(engine: Make) -> None:
     """Beams and the plain request write behind the same tokens, each in a page of its own."""
     script = engine(num_pages=60, limits={"max_running": 8})
     plain = script.arrive(range(1, 11), max_tokens=12)
@@ -52,7 +52,7 @@ def test_a_search_that_is_preempted_finds_the_same_afterwards(engine: Make) -> N
     assert list(script.events[found][-1].alternatives or ()) == script.found_alone(found)
 
 
-def test_drafts_beside_a_prompt_that_is_scored_in_chunks(engine: Make) -> None:
+def test_drafts_run_next_to_a_prompt_that_is_scored_in_chunks(engine: Make) -> None:
     script = engine(num_pages=100, drafter=ScriptedDrafts(1.0), limits={"max_step_tokens": 12, "max_running": 3})
     a = script.arrive(range(1, 9), max_tokens=60)
     script.run(until=lambda: bool(script.tokens(a)))

@@ -11,7 +11,7 @@ POLICIES = pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 
 @POLICIES
 @pytest.mark.parametrize("tenant", ["red", "blue"])
-def test_all_urgent_requests_that_wait_get_the_rows_of_deferrable_ones_at_once(
+def test_all_waiting_urgent_requests_get_the_rows_of_deferrable_ones_in_one_step(
     engine: Make, policy: str, tenant: str
 ) -> None:
     script = engine(num_pages=400, limits={"max_running": 4, "policy": policy})
@@ -29,7 +29,7 @@ def test_all_urgent_requests_that_wait_get_the_rows_of_deferrable_ones_at_once(
 
 
 @POLICIES
-def test_an_urgent_request_gets_the_pages_of_deferrable_ones_at_once(engine: Make, policy: str) -> None:
+def test_an_urgent_request_immediately_gets_the_pages_of_deferrable_ones(engine: Make, policy: str) -> None:
     script = engine(num_pages=24, limits={"policy": policy})
     for i in range(4):
         script.arrive([i + 1] * 12, max_tokens=12, is_deferrable=True)

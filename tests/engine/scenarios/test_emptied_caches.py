@@ -52,14 +52,14 @@ def test_emptying_is_work_for_an_idle_loop() -> None:
     script.loop.stop()
 
 
-def test_a_loop_that_has_ended_empties_nothing_and_says_so() -> None:
+def test_a_loop_that_has_ended_empties_nothing_and_raises_an_error() -> None:
     script = Script()
     script.loop.stop()
     with pytest.raises(EngineStopped, match="stopping"):
         script.loop.empty_cache()
 
 
-def test_who_waits_for_a_loop_that_ends_is_told() -> None:
+def test_a_wait_for_a_loop_that_ends_is_cancelled() -> None:
     script = Script()
     asked: list[Future[int]] = []
     ended = threading.Event()

@@ -79,7 +79,7 @@ def test_stop_tokens_before_the_least_length_are_tokens(engine: Make) -> None:
     assert (script.reason(b), len(script.tokens(b))) == ("stop", 1)
 
 
-def test_a_request_that_comes_with_all_of_its_output_takes_no_step_beside_others(engine: Make) -> None:
+def test_a_request_that_comes_with_all_of_its_output_takes_no_step_next_to_others(engine: Make) -> None:
     script = engine(limits={"max_running": 1})
     a = script.arrive(range(1, 10), max_tokens=6)
     script.step()
@@ -114,7 +114,7 @@ def test_an_output_longer_than_its_prompt_is_resumed(engine: Make, page_size: in
     assert script.cache.stats.query_tokens == 0
 
 
-def test_a_resumed_request_finds_what_it_left_here(engine: Make) -> None:
+def test_a_resumed_request_finds_the_pages_that_it_left_here(engine: Make) -> None:
     """The request's replica was thought lost: the output so far is in the tree."""
     script = engine(num_pages=100)
     a = script.arrive(range(1, 20), max_tokens=20)

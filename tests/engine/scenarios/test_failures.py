@@ -58,7 +58,7 @@ def test_a_copy_that_failed_leaves_its_source_as_it_was(engine: Make) -> None:
     assert (script.reason(c), script.events[c][-1].num_cached) == ("length", 14)
 
 
-def test_what_was_to_come_back_from_the_host_is_let_go(engine: Make) -> None:
+def test_pages_that_were_to_come_back_from_the_host_are_released(engine: Make) -> None:
     script = engine(num_pages=24, host_pages=24)
     a, b = script.arrive(range(1, 33), max_tokens=30), script.arrive(range(100, 132), max_tokens=30)
     script.run(until=lambda: script.requests[b].num_preemptions > 0)
@@ -68,7 +68,7 @@ def test_what_was_to_come_back_from_the_host_is_let_go(engine: Make) -> None:
     assert script.nothing_held()
 
 
-def test_what_cannot_even_be_prepared_has_failed(engine: Make) -> None:
+def test_a_step_that_cannot_be_prepared_has_failed(engine: Make) -> None:
     script = engine()
     a = script.arrive(range(1, 9), max_tokens=9)
     script.run(until=lambda: len(script.tokens(a)) == 7)

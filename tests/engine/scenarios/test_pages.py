@@ -14,7 +14,7 @@ def held(script: Script, tokens: list[int]) -> int:
     return script.cache.peek(Namespace("m"), [*tokens, 999])
 
 
-def test_of_two_prompts_that_do_not_fit_together_the_second_waits(engine: Make) -> None:
+def test_the_second_of_two_prompts_that_do_not_fit_together_waits(engine: Make) -> None:
     script = engine(num_pages=8)
     a, b = script.arrive(range(1, 21), max_tokens=4), script.arrive(range(50, 70), max_tokens=4)
     script.run(until=lambda: script.reason(a) is not None)
@@ -72,7 +72,7 @@ def test_an_answer_goes_before_the_prompt_that_others_share(engine: Make) -> Non
     assert min(held(script, answer) for answer in answers) < 24
 
 
-def test_what_is_above_a_running_request_stays_whatever_comes(engine: Make) -> None:
+def test_the_prefix_of_a_running_request_is_never_evicted(engine: Make) -> None:
     script = engine(num_pages=16, limits={"max_running": 2})
     script.arrive(range(1, 17), max_tokens=1)
     script.run()
@@ -101,7 +101,7 @@ def test_two_that_part_inside_a_page_get_a_copy_each(engine: Make) -> None:
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
-def test_prompts_that_end_beside_the_border_of_a_page(engine: Make, page_size: int, beyond: int) -> None:
+def test_prompts_that_end_near_the_border_of_a_page_are_found(engine: Make, page_size: int, beyond: int) -> None:
     """A prompt runs fresh, again, and as the beginning of another: all but its last token is found."""
     script = engine(num_pages=200 // page_size, page_size=page_size)
     prompt = list(range(1, 2 * page_size + beyond + 1)) or [1]
@@ -126,7 +126,7 @@ def test_a_conversation_computes_every_token_once(engine: Make, page_size: int) 
     )
 
 
-def test_what_two_computed_alike_is_kept_once(engine: Make) -> None:
+def test_pages_that_two_requests_computed_alike_are_kept_once(engine: Make) -> None:
     """Equal prompts run side by side; neither could share what the other was about to compute."""
     script = engine()
     names = [script.arrive(range(1, 4), max_tokens=20) for _ in range(2)]

@@ -90,7 +90,7 @@ def test_scores_are_reported_once_however_often_the_prompt_is_begun(
     assert script.scores(a) == hash_model.scores(range(1, 81), 1, 2)
 
 
-def test_a_prompt_preempted_half_way_goes_on_half_way(engine: Make) -> None:
+def test_a_prompt_preempted_half_way_resumes_half_way(engine: Make) -> None:
     script = engine(num_pages=40, limits={"max_step_tokens": 8, "max_running": 1})
     a = script.arrive(range(1, 61), max_tokens=2)
     script.run(until=lambda: script.requests[a].num_computed >= 32)
@@ -139,7 +139,7 @@ def test_a_full_queue_takes_a_preempted_request(engine: Make) -> None:
     assert all(script.reason(name) == "length" for name in (a, b, c))
 
 
-def test_a_resumed_request_that_is_preempted_goes_on_from_all_it_had(engine: Make) -> None:
+def test_a_resumed_request_that_is_preempted_resumes_with_all_of_its_tokens(engine: Make) -> None:
     script = engine(num_pages=24)
     a = script.arrive(A, max_tokens=30)
     first = script.arrive(B, max_tokens=30, name="elsewhere")

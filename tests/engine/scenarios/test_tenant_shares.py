@@ -10,7 +10,7 @@ POLICIES = pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 
 
 @POLICIES
-def test_a_tenant_that_has_all_rows_gives_one_back_at_once(engine: Make, policy: str) -> None:
+def test_a_tenant_that_has_all_rows_immediately_gives_one_back(engine: Make, policy: str) -> None:
     script = engine(num_pages=400, limits={"max_running": 4, "policy": policy})
     for i in range(12):
         script.arrive([i + 1] * 9, max_tokens=30, tenant="red")
@@ -24,7 +24,7 @@ def test_a_tenant_that_has_all_rows_gives_one_back_at_once(engine: Make, policy:
 
 
 @POLICIES
-def test_a_tenant_that_has_all_pages_gives_some_back_at_once(engine: Make, policy: str) -> None:
+def test_a_tenant_that_has_all_pages_immediately_gives_some_back(engine: Make, policy: str) -> None:
     script = engine(num_pages=24, limits={"policy": policy})
     for i in range(8):
         script.arrive([i + 1] * 12, max_tokens=14, tenant="red")
@@ -62,7 +62,7 @@ def test_a_tenant_takes_no_place_of_a_more_urgent_request(engine: Make) -> None:
     assert all(script.requests[name].num_preemptions == 0 for name in urgent)
 
 
-def test_one_tenant_alone_is_preempted_for_nobody(engine: Make) -> None:
+def test_requests_of_the_only_tenant_are_not_preempted(engine: Make) -> None:
     script = engine(num_pages=400, limits={"max_running": 3})
     names = [script.arrive([i + 1] * 9, max_tokens=9, tenant="red") for i in range(9)]
     script.run()

@@ -33,7 +33,7 @@ def flooded(machine: object, num_deferrable: int, num_prompt: int = 100) -> Simu
 
 @MACHINES
 @pytest.mark.parametrize("num_prompt", [10, 1000])
-def test_a_request_takes_less_than_twice_as_long_beside_hundreds_of_deferrable_ones(
+def test_a_request_takes_less_than_twice_as_long_among_hundreds_of_deferrable_ones(
     machine: object, num_prompt: int
 ) -> None:
     seconds, firsts = [], []
@@ -49,7 +49,7 @@ def test_a_request_takes_less_than_twice_as_long_beside_hundreds_of_deferrable_o
 
 
 @MACHINES
-def test_deferrable_requests_get_on_beside_a_stream_that_goes_on_for_ever(machine: object) -> None:
+def test_deferrable_requests_progress_next_to_an_endless_stream(machine: object) -> None:
     engine = SimulatedEngine(machine, **LIMITS)  # type: ignore[arg-type]
     engine.arrive(10, max_tokens=100_000)
     deferrable = [engine.arrive(50, max_tokens=50, is_deferrable=True) for _ in range(5)]
@@ -57,7 +57,7 @@ def test_deferrable_requests_get_on_beside_a_stream_that_goes_on_for_ever(machin
 
 
 @MACHINES
-def test_where_nobody_else_asks_deferrable_requests_are_hardly_slower_than_others(machine: object) -> None:
+def test_without_other_requests_deferrable_ones_are_hardly_slower_than_normal_ones(machine: object) -> None:
     took = []
     for is_deferrable in (False, True):
         engine = SimulatedEngine(machine, **LIMITS)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ def token_time(plan: StepPlan) -> float:
     return float(plan.num_tokens)
 
 
-# --- short prompts beside long ones ----------------------------------------------------------------------------
+# --- short prompts next to long ones ---------------------------------------------------------------------------
 
 
 def test_short_prompts_have_their_first_token_five_times_sooner_than_first_come_whole_prompts() -> None:
@@ -51,7 +51,7 @@ def test_a_prompt_of_100k_delays_ten_of_1k_by_at_most_two_steps_each(
             engine.arrive(100_000)
         engine.run(until=lambda: all(engine.token_times[name] for name in short))  # noqa: B023
         steps.append([engine.first_token(name) for name in short])
-    delays = [beside - alone for alone, beside in zip(*steps, strict=True)]
+    delays = [with_others - alone for alone, with_others in zip(*steps, strict=True)]
     assert max(delays) <= 2.001
 
 
@@ -98,8 +98,8 @@ def test_streams_keep_within_twice_the_time_per_token_while_a_long_prompt_is_com
             engine.run()
         found = gaps(engine, streams)
         percentiles.append(found[int(0.99 * len(found))])
-    alone, beside = percentiles
-    assert beside <= 2 * alone
+    alone, with_others = percentiles
+    assert with_others <= 2 * alone
 
 
 def test_no_request_is_admitted_to_a_step_that_is_full() -> None:
@@ -114,7 +114,7 @@ def test_no_request_is_admitted_to_a_step_that_is_full() -> None:
     assert engine.scheduler.load(engine.now).num_running <= 3
 
 
-def test_many_prompts_at_once_may_take_all_of_max_step_ms() -> None:
+def test_many_prompts_together_may_take_all_of_max_step_ms() -> None:
     engine = SimulatedEngine(machine, max_step_ms=100.0, max_step_stretch=0.75)
     engine.arrive(100, max_tokens=1000)
     engine.run(until=lambda: len(engine.plans) > 20)

@@ -36,7 +36,7 @@ def test_a_prompt_that_is_only_scored_may_take_all_of_the_context(
         (LONGEST, {"max_tokens": 1}),
     ],
 )
-def test_what_is_longer_or_goes_on_does_not_fit(num_prompt: int, options: dict[str, Any]) -> None:
+def test_a_longer_prompt_or_one_with_more_output_does_not_fit(num_prompt: int, options: dict[str, Any]) -> None:
     script = Script(limits={"max_model_len": LONGEST})
     with pytest.raises(NeverFits, match="at most 40"):
         script.arrive(range(num_prompt), **options)

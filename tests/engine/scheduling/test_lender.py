@@ -48,7 +48,7 @@ def test_the_whole_pages_of_a_prompt_are_lent_from_where_it_is_asked(engine: Mak
     assert script.scheduler.account().lent == 0
 
 
-def test_the_host_goes_on_where_the_device_ends(engine: Make) -> None:
+def test_the_host_continues_where_the_device_ends(engine: Make) -> None:
     script = made(engine, host_min_uses=1)
     ask(script, A)
     evict(script, B, C)
@@ -64,7 +64,7 @@ def test_the_host_goes_on_where_the_device_ends(engine: Make) -> None:
     assert script.host.account().lent == script.scheduler.account().lent == 0
 
 
-def test_what_is_lent_survives_pressure_and_a_reset(engine: Make) -> None:
+def test_lent_pages_survive_pressure_and_a_reset(engine: Make) -> None:
     """Device and host are too small for what comes, and both are emptied meanwhile."""
     script = made(engine, host_min_uses=1, host_pages=14)
     ask(script, A)
@@ -83,7 +83,7 @@ def test_what_is_lent_survives_pressure_and_a_reset(engine: Make) -> None:
     assert script.host.account() == HostAccount(14), "what was lent can be given up"
 
 
-def test_what_is_not_held_is_not_lent_and_needs_no_return(engine: Make) -> None:
+def test_tokens_that_are_not_held_are_not_lent_and_need_no_return(engine: Make) -> None:
     script = made(engine)
     ask(script, A)
     for tokens, first in ((B, 0), (A[:3], 0), (A, 10), (A, 1000), ([], 0)):
@@ -104,7 +104,7 @@ def test_a_loan_is_no_hit(engine: Make) -> None:
     assert script.cache.stats == before
 
 
-def test_what_a_running_request_has_computed_is_lent_while_it_goes_on(engine: Make) -> None:
+def test_the_computed_tokens_of_a_running_request_are_lent_while_it_runs(engine: Make) -> None:
     script = engine(limits={"max_step_tokens": 7})
     name = script.arrive(A, max_tokens=20)
     lengths = set()
@@ -140,7 +140,7 @@ def test_a_request_that_needs_lent_pages_waits_for_them(
     assert script.reason(name) is not None
 
 
-def test_who_moves_pages_asks_the_loop_in_any_thread() -> None:
+def test_the_loop_answers_a_lender_in_any_thread() -> None:
     script = Script()
     ask(script, A)
     script.loop.start(lambda events: None)

@@ -34,7 +34,7 @@ def forget(script: Script) -> None:
     assert script.host.account().total == 22
 
 
-def test_what_the_host_gives_up_comes_back_from_below(engine: Make) -> None:
+def test_pages_that_the_host_gives_up_come_back_from_the_tier_below(engine: Make) -> None:
     script = with_files(engine)
     ask(script, A)
     forget(script)
@@ -45,7 +45,7 @@ def test_what_the_host_gives_up_comes_back_from_below(engine: Make) -> None:
     assert script.num_computed(name) == 2
 
 
-def test_routers_know_what_has_come_from_below(engine: Make) -> None:
+def test_routers_know_the_prefixes_that_came_from_the_tier_below(engine: Make) -> None:
     script = with_files(engine, block_tokens=4)
     chain = block_hashes(A, prefix_root(Namespace("m")), 4)
     log = script.cache.prefix_log
@@ -71,7 +71,7 @@ def test_routers_know_what_has_come_from_below(engine: Make) -> None:
     assert set(log.snapshot()) >= set(chain) and Tier.HOST in set(log.tiers(chain))
 
 
-def test_another_engine_finds_what_one_has_written(engine: Make) -> None:
+def test_an_engine_finds_the_pages_that_another_has_written(engine: Make) -> None:
     script, other = with_files(engine), with_files(engine)
     ask(script, A)
     forget(script)
@@ -117,7 +117,7 @@ def test_a_prompt_waits_no_longer_than_computing_takes(engine: Make) -> None:
     script.step()
 
 
-def test_what_is_computed_sooner_is_not_loaded(engine: Make) -> None:
+def test_pages_that_are_computed_sooner_are_not_loaded(engine: Make) -> None:
     script = with_files(engine)
     ask(script, A)
     forget(script)
@@ -125,7 +125,7 @@ def test_what_is_computed_sooner_is_not_loaded(engine: Make) -> None:
     assert script.num_computed(ask(script, A)) == 42 and not script.tier.loaded
 
 
-def test_what_cannot_be_read_is_computed_from_there_on(engine: Make) -> None:
+def test_tokens_from_the_first_unreadable_page_on_are_computed(engine: Make) -> None:
     script = with_files(engine)
     ask(script, A)
     forget(script)
@@ -167,7 +167,7 @@ def test_an_abort_while_pages_arrive(engine: Make, held: bool) -> None:
     assert script.num_computed(ask(script, A)) == 2
 
 
-def test_emptying_the_cache_empties_what_lies_below(engine: Make) -> None:
+def test_emptying_the_cache_empties_the_tier_below(engine: Make) -> None:
     script = with_files(engine)
     ask(script, A)
     forget(script)

@@ -57,7 +57,7 @@ def play(actions: list[tuple[Any, ...]], *, overlap: bool, num_pages: int, page_
 
 @settings(max_examples=150, deadline=None)
 @given(ACTIONS, st.sampled_from([(16, 4), (60, 1), (10, 16)]))
-def test_every_request_gets_the_tokens_it_would_get_alone(
+def test_every_request_gets_the_tokens_it_would_get_by_itself(
     actions: list[tuple[Any, ...]], memory: tuple[int, int]
 ) -> None:
     """Arrivals, aborts, stops, failures and preemptions: the tokens are those of steps that do not overlap."""
@@ -129,7 +129,7 @@ def test_a_request_that_arrives_while_a_step_runs_is_in_the_next_one(monkeypatch
     assert script.tokens(b) == script.undisturbed(b)
 
 
-def test_what_a_stop_token_makes_superfluous_falls_away() -> None:
+def test_a_token_computed_after_a_stop_token_is_dropped() -> None:
     script = Script(overlap=True)
     a = script.arrive(range(1, 11), max_tokens=50)
     script.runner.eos_after[a] = 3

@@ -56,7 +56,7 @@ def test_ten_times_the_memory_finishes_in_every_mode(mode: str, page_size: int, 
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("prefix_cache", [False, True])
-def test_what_the_tree_lost_comes_back_from_the_host(prefix_cache: bool, overlap: bool) -> None:
+def test_pages_that_the_tree_lost_come_back_from_the_host(prefix_cache: bool, overlap: bool) -> None:
     """Nothing is computed twice, not even the 7 tokens of the last page, which is not full."""
     script, _, b = pressed(prefix_cache=prefix_cache, overlap=overlap)
     finish(script)
@@ -68,7 +68,7 @@ def test_what_the_tree_lost_comes_back_from_the_host(prefix_cache: bool, overlap
     assert (stats.query_tokens, stats.hit_tokens) == (64, 0), "a preemption is no query and no hit"
 
 
-def test_what_comes_back_begins_where_the_tree_ends() -> None:
+def test_pages_that_come_back_begin_where_the_tree_ends() -> None:
     script, _, b = pressed()
     kept = script.cache.peek(script.requests[b].namespace, script.requests[b].tokens)
     script.run(until=lambda: script.is_running(b))
@@ -80,7 +80,7 @@ def test_what_comes_back_begins_where_the_tree_ends() -> None:
     finish(script)
 
 
-def test_what_comes_back_can_be_shared_again() -> None:
+def test_pages_that_come_back_can_be_shared_again() -> None:
     script, _, b = pressed()
     script.run(until=lambda: script.is_running(b))
     script.step()
@@ -89,7 +89,7 @@ def test_what_comes_back_can_be_shared_again() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_it_goes_on_inside_a_page_of_which_the_tree_has_a_part(overlap: bool) -> None:
+def test_a_preempted_request_resumes_inside_a_page_of_which_the_tree_has_a_part(overlap: bool) -> None:
     """A more important request takes all its pages and begins with its first 6 tokens: page 1 is the host's."""
     script, _, b = pressed(overlap=overlap)
     more = 24 * 4 - script.scheduler.account().locked * 4 - 16
@@ -101,7 +101,7 @@ def test_it_goes_on_inside_a_page_of_which_the_tree_has_a_part(overlap: bool) ->
     finish(script)
 
 
-def test_what_the_tree_still_has_is_not_copied_back() -> None:
+def test_pages_that_the_tree_still_has_are_not_copied_back() -> None:
     script, a, b = pressed()
     script.abort(a)
     script.step()
@@ -113,7 +113,7 @@ def test_what_the_tree_still_has_is_not_copied_back() -> None:
     assert script.nothing_held()
 
 
-def test_what_others_hold_as_well_is_not_copied_out() -> None:
+def test_pages_that_others_also_hold_are_not_copied_out() -> None:
     """24 of 32 + 11 tokens are shared with the older request: six pages of eleven stay where they are."""
     script = Script(num_pages=18, page_size=4, host_pages=24)
     common = list(range(1, 25))
@@ -147,7 +147,7 @@ def test_an_abort_while_it_waits_gives_the_host_pages_back(overlap: bool) -> Non
 
 @pytest.mark.parametrize("goes_away", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_what_a_failed_step_should_have_copied_is_computed_again(overlap: bool, goes_away: bool) -> None:
+def test_pages_that_a_failed_step_should_have_copied_are_computed_again(overlap: bool, goes_away: bool) -> None:
     """The younger survives: it was no part of that step, and its copies are not trusted. Not even if the older
     goes away while that step is in flight, so that there is room for the younger in the next one."""
     script = Script(num_pages=24, page_size=4, host_pages=24, overlap=overlap)
@@ -190,7 +190,7 @@ def test_a_preempted_request_comes_back_only_with_room_to_grow() -> None:
 
 
 @pytest.mark.parametrize("num_prompt", [14, 18])
-def test_a_request_alone_gets_the_pages_that_its_path_holds_twice(num_prompt: int) -> None:
+def test_the_only_request_gets_the_pages_that_its_path_holds_twice(num_prompt: int) -> None:
     """All 20 tokens of memory for one request; its first 12 lie in 3 pages, but the tree needs a fourth for them.
 
     It must neither wait for ever (18: its prompt does not fit beside that page) nor be preempted (14).
@@ -205,7 +205,7 @@ def test_a_request_alone_gets_the_pages_that_its_path_holds_twice(num_prompt: in
     assert script.requests[c].num_cached == 12
 
 
-def test_a_prompt_gets_what_it_was_promised_before_younger_requests_grow() -> None:
+def test_a_prompt_gets_its_reserved_pages_before_younger_requests_grow() -> None:
     """The older prompt takes many steps and is part of each; the younger request beside it is preempted."""
     script = Script(num_pages=28, page_size=4, limits={"max_step_tokens": 8, "max_running": 4})
     old = script.arrive(range(1, 97), max_tokens=4)

@@ -26,11 +26,11 @@ def test_without_decodes_the_whole_step_is_prefill() -> None:
     assert tokens(learned(1.0, 1.0), 0) == 2048
 
 
-def test_beside_decodes_a_step_aims_at_its_time() -> None:
+def test_a_step_with_decodes_aims_at_its_time() -> None:
     assert 440 <= tokens(learned(0.0002, 0.01), 8) <= 450
 
 
-def test_each_prompt_may_stretch_a_step_by_a_share_of_what_decodes_take() -> None:
+def test_each_prompt_may_stretch_a_step_by_a_share_of_the_time_of_decodes() -> None:
     budget = learned(0.0002, 0.01, max_stretch=0.5)
     assert 24 <= tokens(budget, 8, 1) <= 25
     assert 49 <= tokens(budget, 8, 2) <= 50
@@ -62,7 +62,7 @@ def test_until_rates_are_known_prompts_wait_one_step_and_begin_small() -> None:
     assert sizes == [64, 128, 256, 512, 749]
 
 
-def test_what_prompts_alone_take_says_how_many_tokens_to_begin_with() -> None:
+def test_the_time_of_steps_of_only_prompts_gives_the_first_number_of_tokens() -> None:
     budget = PrefillBudget(2048, 0.1, 0.75)
     for _ in range(3):
         budget.observe(0, 2000, 0.1)
@@ -79,7 +79,7 @@ def test_prompts_get_on_even_if_no_step_without_them_is_ever_seen() -> None:
     assert sizes[:3] == [0, 0, 64] and sum(size > 0 for size in sizes) == 3
 
 
-def test_what_decodes_take_is_measured_again_while_prompts_never_end() -> None:
+def test_the_time_of_decodes_is_measured_again_while_prompts_never_end() -> None:
     budget = learned(0.0002, 0.01, max_stretch=0.75)
     alone = 0
     for _ in range(330):
@@ -196,7 +196,7 @@ def test_a_step_that_is_held_up_at_first_does_not_keep_prompts_waiting() -> None
     assert max(map(len, waits)) <= 100 and sum(times) < 5
 
 
-def test_prompts_of_one_size_tell_their_fixed_cost_from_that_of_their_tokens_no_less() -> None:
+def test_prompts_of_one_size_also_separate_the_fixed_cost_from_the_cost_of_tokens() -> None:
     """Requests of 40 prompt tokens come one by one, and later a long prompt."""
     machine = Machine()
     for _ in range(200):

@@ -38,7 +38,7 @@ def test_positions_order_as_claims_do_at_any_time(one: Request, other: Request, 
         assert (one.arrival < other.arrival) == (queue_policy.position(one) < queue_policy.position(other))
 
 
-def test_what_a_newcomer_has_ahead_halves_every_half_life() -> None:
+def test_the_advantage_of_a_newcomer_halves_every_half_life() -> None:
     waits = request(0.0, priority=0)
 
     def advantage(now: float) -> float:

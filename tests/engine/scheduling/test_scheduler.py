@@ -79,7 +79,7 @@ def test_namespaces_share_nothing() -> None:
     assert script.events[b][-1].num_cached == 0
 
 
-def test_decodes_go_on_while_a_long_prompt_is_computed() -> None:
+def test_decodes_continue_while_a_long_prompt_is_computed() -> None:
     script = Script(num_pages=600, limits={"max_step_tokens": 64, "max_running": 8})
     a = script.arrive(range(1, 9), max_tokens=40)
     script.step()
@@ -160,7 +160,7 @@ def test_an_overcommitted_engine_finishes_everything() -> None:
     assert script.nothing_held()
 
 
-def test_what_can_never_fit_is_refused_at_the_door() -> None:
+def test_a_request_that_can_never_fit_is_refused_at_its_arrival() -> None:
     script = Script(num_pages=4, page_size=4)
     with pytest.raises(NeverFits, match="at most 16"):
         script.arrive(range(1, 12), max_tokens=8)
@@ -182,7 +182,7 @@ def test_a_pool_filled_by_one_request_serves_it_again_from_the_cache() -> None:
     assert script.nothing_held()
 
 
-def test_a_full_queue_refuses_and_the_rest_goes_on() -> None:
+def test_a_full_queue_refuses_a_request_and_the_others_continue() -> None:
     script = Script(limits={"max_waiting": 3, "max_running": 2})
     names = [script.arrive([i + 1] * 5) for i in range(3)]
     with pytest.raises(QueueFull, match="3 requests"):
@@ -237,7 +237,7 @@ def test_eos_ends_and_min_tokens_and_ignore_eos_hold_it_off() -> None:
     assert (script.reason(later), len(script.tokens(later))) == ("length", 6)
 
 
-def test_a_request_resumed_from_another_engine_goes_on_exactly() -> None:
+def test_a_request_resumed_from_another_engine_continues_exactly() -> None:
     whole = Script()
     a = whole.arrive(range(1, 20), max_tokens=12)
     whole.run()

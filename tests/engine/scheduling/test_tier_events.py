@@ -20,7 +20,7 @@ from tests.engine.support.script import Script
     host_pages=st.sampled_from((0, 6, 30)),
     min_uses=st.sampled_from((1, 2)),
 )
-def test_a_mirror_knows_what_lies_on_the_device_and_on_the_host(
+def test_a_mirror_has_the_blocks_on_the_device_and_on_the_host(
     seed: int, pages_per_block: int, host_pages: int, min_uses: int
 ) -> None:
     """Prompts that are evicted, copied out and loaded back, aborted, preempted, failed and emptied."""

@@ -22,7 +22,7 @@ def windowed(**options: Any) -> Script:
     return Script(**{"window": (8, 2), "num_pages": 256, "limits": {"max_step_tokens": 64}, **options})
 
 
-def test_a_request_holds_pages_of_its_window_alone() -> None:
+def test_a_request_holds_only_pages_of_its_window() -> None:
     """200 tokens in pages of 4: 50 pages of layers without a window, and 2 for each of 3 or 4 slots."""
     script = windowed(prefix_cache=False)
     script.arrive(list(range(160)), max_tokens=40)
@@ -31,7 +31,7 @@ def test_a_request_holds_pages_of_its_window_alone() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_as_many_requests_run_at_once_as_their_windows_leave_room_for(overlap: bool) -> None:
+def test_as_many_requests_run_together_as_their_windows_leave_room_for(overlap: bool) -> None:
     """96 pages hold one request of 160 tokens with 3 pages for each slot, and two with windows."""
     limits = {"max_step_tokens": 16, "max_running": 8}
     script = windowed(num_pages=100, prefix_cache=False, limits=limits, overlap=overlap)
@@ -43,7 +43,7 @@ def test_as_many_requests_run_at_once_as_their_windows_leave_room_for(overlap: b
     assert all(script.tokens(name) == script.undisturbed(name) for name in script.requests)
 
 
-def test_a_prompt_that_comes_again_goes_on_from_its_last_page() -> None:
+def test_a_prompt_that_comes_again_continues_from_its_last_page() -> None:
     script = windowed()
     assert served(script, [*SYSTEM, 50, 51]) == 0
     assert served(script, [*SYSTEM, 50, 51]) == 40
@@ -52,7 +52,7 @@ def test_a_prompt_that_comes_again_goes_on_from_its_last_page() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_next_turn_goes_on_from_the_last_page_of_the_answer(page_size: int, overlap: bool) -> None:
+def test_the_next_turn_continues_from_the_last_page_of_the_answer(page_size: int, overlap: bool) -> None:
     script = windowed(page_size=page_size, overlap=overlap)
     name = script.arrive(SYSTEM, max_tokens=9)
     script.run()
@@ -61,7 +61,7 @@ def test_the_next_turn_goes_on_from_the_last_page_of_the_answer(page_size: int, 
     assert served(script, [*history, 500, 501]) == computed - computed % page_size
 
 
-def test_what_prompts_have_in_common_is_found_from_the_third_on() -> None:
+def test_the_common_prefix_of_prompts_is_found_from_the_third_on() -> None:
     """The second shows where prompts part, and leaves a tail there."""
     script = windowed()
     found = [served(script, [*SYSTEM, 100 + i, *range(200, 220 + i)], max_tokens=1) for i in range(4)]
@@ -94,7 +94,7 @@ def test_tails_that_were_not_used_for_longest_make_room_first() -> None:
     assert served(script, list(range(200, 242)), max_tokens=2) == 40
 
 
-def test_a_preempted_request_goes_on_from_its_last_page() -> None:
+def test_a_preempted_request_resumes_from_its_last_page() -> None:
     script = windowed(num_pages=60, limits={"max_step_tokens": 16, "max_running": 3})
     names = [script.arrive([i, *range(1, 9)], max_tokens=50) for i in (500, 501, 502)]
     script.run()
@@ -150,7 +150,7 @@ def test_rows_of_a_tail_that_no_node_carries_yet_make_no_room() -> None:
     assert cache.available == 12
 
 
-def test_beam_search_is_refused_with_what_to_do() -> None:
+def test_beam_search_is_refused_with_the_reason_and_an_alternative() -> None:
     with pytest.raises(NeverFits, match=r"window.*several answers.*windowed_kv"):
         windowed().arrive(SYSTEM, beams=BeamParams(width=2))
 
@@ -181,7 +181,7 @@ def test_a_prefix_that_all_share_is_found_with_its_tail() -> None:
     st.sampled_from([0, 12, 60]),
     st.integers(1, 2),
 )
-def test_every_request_gets_the_tokens_it_would_get_alone(
+def test_every_request_gets_the_tokens_it_would_get_by_itself(
     actions: list[Action],
     shape: tuple[int, int],
     window: tuple[int, int],

@@ -38,7 +38,7 @@ def _prepare_once() -> None:
         for place in places
     }
 
-    def launch_anew(executor: GridExecutor, *args: Any, **options: Any) -> None:
+    def launch_unprepared(executor: GridExecutor, *args: Any, **options: Any) -> None:
         prepared.clear()
         launch(executor, *args, **options)
 
@@ -56,7 +56,7 @@ def _prepare_once() -> None:
             if getattr(place, name) is member:
                 scope.set_attr(place, name, _interpreted(member))
 
-    GridExecutor.__call__ = launch_anew
+    GridExecutor.__call__ = launch_unprepared
     InterpretedFunction.__call__ = call
     interpreter._patch_builtin = replace
 

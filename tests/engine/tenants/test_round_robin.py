@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.tenants.round_robin import DeficitRoundRobin
 
 
-def test_a_name_that_cannot_go_on_now_keeps_its_turn() -> None:
+def test_a_name_that_cannot_proceed_now_keeps_its_turn() -> None:
     turns = DeficitRoundRobin(100)
     for name in ("a", "b", "c"):
         turns.join(name)
@@ -40,7 +40,7 @@ def test_only_those_named_take_part_and_debts_outlast_a_change_of_all() -> None:
     assert (turns.turn(), turns.num_known) == (None, 0)
 
 
-def test_a_name_that_is_alone_pays_its_debt_at_once_and_others_begin_level() -> None:
+def test_the_only_name_pays_its_debt_immediately_and_others_begin_level() -> None:
     turns = DeficitRoundRobin(100)
     turns.join("a")
     turns.charge("a", 5000)

@@ -66,13 +66,13 @@ def test_a_flood_of_one_tenant_costs_another_a_small_multiple(
     engine = made(machine, policy, num_pages)
     for _ in range(num_flood):
         engine.arrive(num_prompt, max_tokens=max_tokens, tenant="loud")
-    beside = latencies(engine)
-    assert statistics.median(beside) < most * alone
-    assert max(beside) < worst * alone
+    with_others = latencies(engine)
+    assert statistics.median(with_others) < most * alone
+    assert max(with_others) < worst * alone
 
 
 @pytest.mark.parametrize("machine", [small_machine, large_machine])
-def test_all_streams_of_a_tenant_get_on_beside_another_ones_that_never_ends(machine: Machine) -> None:
+def test_all_streams_of_a_tenant_progress_next_to_an_endless_one_of_another(machine: Machine) -> None:
     engine = made(machine)
     engine.arrive(10, max_tokens=100_000, tenant="quiet")
     loud = [engine.arrive(10, max_tokens=20, tenant="loud") for _ in range(40)]
@@ -80,7 +80,7 @@ def test_all_streams_of_a_tenant_get_on_beside_another_ones_that_never_ends(mach
 
 
 @pytest.mark.parametrize("machine", [small_machine, large_machine])
-def test_a_tenant_alone_has_the_whole_engine_and_so_have_tenants_that_ask_alike(machine: Machine) -> None:
+def test_the_only_tenant_has_the_whole_engine_and_so_have_tenants_that_ask_alike(machine: Machine) -> None:
     took = []
     for tenants in ("a", "abcd"):
         engine = made(machine)

@@ -104,7 +104,7 @@ texts = st.text(st.sampled_from("ab. 漢😀"), max_size=12)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=examples(100))
 @given(data=st.data(), skips=st.booleans(), sizes=st.lists(st.integers(0, 3), max_size=12))
-def test_output_is_what_the_text_of_prompt_and_output_has_beyond_the_prompt_s(
+def test_output_is_the_text_of_prompt_and_output_after_that_of_the_prompt(
     kind: str, data: st.DataObject, skips: bool, sizes: list[int]
 ) -> None:
     """Of any tokens, special ones and spaces at every place included."""
@@ -144,7 +144,7 @@ def test_a_character_that_begins_in_the_prompt_comes_whole(kind: str, num_before
     assert streamed(kind, prompt, character, [1] * 4, skips=True) == "😀"
 
 
-def test_what_stands_long_before_an_output_costs_nothing() -> None:
+def test_text_long_before_an_output_costs_nothing() -> None:
     """Only the last tokens of a prompt are decoded, even if they begin inside a character."""
     counted: list[int] = []
 

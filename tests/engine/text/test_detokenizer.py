@@ -225,7 +225,7 @@ def searched(pieces: Sequence[str], stop: Sequence[str], min_tokens: int) -> lis
     stop=st.lists(st.text("ab漢", min_size=1, max_size=9), min_size=1, max_size=8),
     min_tokens=st.integers(0, 5),
 )
-def test_every_token_shows_what_a_search_of_the_text_finds(
+def test_every_token_shows_the_text_that_a_search_of_the_whole_would_show(
     pieces: list[str], stop: list[str], min_tokens: int
 ) -> None:
     """Whatever the tokens' borders: nothing that begins a stop string is shown, and nothing else is held."""
@@ -267,7 +267,7 @@ def test_stop_strings_take_few_steps_a_token_however_long_the_text_is(stop: list
     assert max(steps) <= 1000 * 60 and max(steps) - min(steps) <= 300
 
 
-def test_what_may_begin_a_stop_string_is_held_until_it_does_not() -> None:
+def test_text_that_may_begin_a_stop_string_is_held_until_it_cannot() -> None:
     text = TextStream(BYTE_LEVEL.decoder(), ["END"])
     first = text.push(DEMO.encode("the E", add_special_tokens=False))
     assert first.text == "the "

@@ -18,7 +18,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_templat
 
 @pytest.mark.parametrize("named", ["TokenizersBackend", "PreTrainedTokenizerFast"])
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
-def test_it_is_the_tokenizer_that_transformers_loads(tmp_path: Path, model_type: str, named: str) -> None:
+def test_the_tokenizer_equals_the_one_that_transformers_loads(tmp_path: Path, model_type: str, named: str) -> None:
     for name in FILES:
         shutil.copy(demo_model_path() / name, tmp_path)
     change(tmp_path / "config.json", model_type=model_type)

@@ -75,13 +75,13 @@ def test_equal_scores_go_to_the_first_beam_and_the_lowest_token() -> None:
     assert found == [BeamCandidate(-1.0, 0, 3), BeamCandidate(-1.0, 0, 9)]
 
 
-def test_what_is_impossible_is_no_candidate() -> None:
+def test_an_impossible_token_is_no_candidate() -> None:
     assert best_candidates([0.0], [[(1, float("-inf"))]], 4) == []
     search = BeamSearch(BeamParams(2), frozenset(), 5)
     assert search.advance([[]], [[(1, float("-inf")), (2, float("-inf"))]]) == [] and search.finished == []
 
 
-def test_beams_that_would_all_rather_end_go_on_beside_what_ended() -> None:
+def test_a_search_whose_best_candidates_all_end_also_continues() -> None:
     """There are three ends and two beams: six candidates end, two more go on."""
     stops = frozenset((1, 2, 3))
     search = BeamSearch(BeamParams(2), stops, 5)

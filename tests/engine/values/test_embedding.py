@@ -21,7 +21,9 @@ def states_of(count: int, size: int = 8) -> list[Vector]:
 
 @pytest.mark.parametrize("options", [{}, {"dimensions": 3}, {"normalizes": False}])
 @pytest.mark.parametrize("block", [1, 24, 2**18])
-def test_many_are_each_as_alone(options: dict[str, Any], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_embeddings_equal_those_of_each_by_itself(
+    options: dict[str, Any], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_BLOCK", block)
     states = states_of(9)
     together = embeddings(states, **options)

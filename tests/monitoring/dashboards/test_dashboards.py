@@ -22,7 +22,7 @@ dashboards = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboa
 
 
 @dashboards
-def test_the_committed_file_is_what_the_code_makes(dashboard: Dashboard) -> None:
+def test_the_committed_file_equals_the_generated_one(dashboard: Dashboard) -> None:
     committed = (DIRECTORY / f"{dashboard.uid}.json").read_text(encoding="utf-8")
     assert committed == as_text(dashboard), "run: python -m monitoring.dashboards"
 
@@ -40,7 +40,7 @@ def test_every_expression_asks_for_series_that_there_are(dashboard: Dashboard) -
 
 
 @dashboards
-def test_every_panel_says_what_it_is(dashboard: Dashboard) -> None:
+def test_every_panel_has_a_description(dashboard: Dashboard) -> None:
     for panel in dashboard.panels():
         assert len(panel.description) > 10 and panel.description.endswith("."), panel.title
         assert panel.targets and all(target.legend for target in panel.targets), panel.title
@@ -88,7 +88,7 @@ def test_panels_lie_on_the_grid_side_by_side(dashboard: Dashboard) -> None:
 
 
 @dashboards
-def test_dashboards_link_to_each_other_and_keep_what_is_chosen(dashboard: Dashboard) -> None:
+def test_dashboards_link_to_each_other_and_keep_the_chosen_values(dashboard: Dashboard) -> None:
     written = to_json(dashboard)
     (link,) = written["links"]
     assert set(link["tags"]) <= set(written["tags"]) and link["includeVars"] and link["keepTime"]

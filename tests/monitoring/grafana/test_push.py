@@ -62,7 +62,7 @@ def test_the_first_push_makes_everything_and_the_second_writes_nothing(grafana: 
     assert second.stdout.splitlines()[-1].endswith(": no change")
 
 
-def test_only_what_changed_is_written(grafana: FakeGrafana, push: Push) -> None:
+def test_only_changed_objects_are_written(grafana: FakeGrafana, push: Push) -> None:
     """After an update of Raydix, one dashboard is an older one of ours, and a rule has changed."""
     assert push().returncode == 0
     older = grafana.dashboards["raydix-engine"][-1]["dashboard"]
@@ -77,7 +77,7 @@ def test_only_what_changed_is_written(grafana: FakeGrafana, push: Push) -> None:
     assert "2 written" in done.stdout
 
 
-def test_what_others_set_on_the_datasource_stays(grafana: FakeGrafana, push: Push) -> None:
+def test_settings_of_others_on_the_datasource_stay(grafana: FakeGrafana, push: Push) -> None:
     assert push("--prometheus-url", "http://one:9090").returncode == 0
     theirs = grafana.datasources["raydix-prometheus"]
     theirs.update(basicAuth=True, isDefault=True, jsonData={**theirs["jsonData"], "timeInterval": "5s"})
@@ -122,7 +122,7 @@ def test_a_dashboard_that_never_stops_changing_is_given_up_on(grafana: FakeGrafa
     assert "refuses the dashboard 'Raydix: Engine' twice" in refused.stderr and "try again" in refused.stderr
 
 
-def test_a_dashboard_of_the_same_name_is_left_alone(grafana: FakeGrafana, push: Push) -> None:
+def test_a_foreign_dashboard_of_the_same_name_is_not_changed(grafana: FakeGrafana, push: Push) -> None:
     assert push().returncode == 0
     theirs = grafana.dashboards.pop("raydix-engine")
     theirs[-1]["dashboard"]["uid"] = "theirs"

@@ -39,7 +39,7 @@ def test_every_alert_is_converted_and_no_recording_rule_is_left() -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.name)
-def test_the_cases_of_the_alerts_hold_for_what_grafana_asks(case: Path, tmp_path: Path) -> None:
+def test_the_cases_of_the_alerts_hold_for_the_queries_of_grafana(case: Path, tmp_path: Path) -> None:
     """The same series raise the same alerts at the same moments, though nothing is recorded."""
     rules = [
         {
@@ -95,12 +95,12 @@ def test_recorded_series_are_written_out(expr: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("expr", ["no:such > 1", "a:b offset 1h"])
-def test_what_cannot_be_written_out_is_an_error(expr: str) -> None:
+def test_an_expression_that_cannot_be_expanded_is_an_error(expr: str) -> None:
     with pytest.raises(ValueError, match=r"recording rule|record it"):
         written_out(expr, {"a:b": "raydix_x"})
 
 
-def test_durations() -> None:
+def test_durations_are_read_as_seconds() -> None:
     assert [seconds(text) for text in ("0", "0s", "90s", "1h30m", "500ms")] == [0, 0, 90, 5400, 0.5]
     for text in ("", "5", "m5", "5m "):
         with pytest.raises(ValueError, match="is not a duration"):

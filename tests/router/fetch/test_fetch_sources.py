@@ -68,7 +68,7 @@ def test_a_prompt_whose_holder_is_busy_goes_elsewhere_and_fetches() -> None:
     assert placing.placer.totals()["predicted"] == placing.placer.totals()["actual"] == 3600
 
 
-def test_what_a_replica_is_about_to_compute_is_not_fetched_from_it() -> None:
+def test_tokens_that_a_replica_is_about_to_compute_are_not_fetched_from_it() -> None:
     """It holds a beginning of the prompt, and was sent all of it a moment ago."""
     placing = Placing("ab", {"a": 500})
     placing.fleet.record_load("a", IDLE)
@@ -87,7 +87,7 @@ def test_an_idle_holder_computes_and_fetches_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", ["random", "least_loaded", "rendezvous", "session"])
-def test_whatever_places_prompts_their_replicas_fetch(policy: str) -> None:
+def test_replicas_fetch_under_every_policy(policy: str) -> None:
     placing = Placing("abcd", {"a": 1000}, policy)
     placed = [placing.place()[1:] for _ in range(40)]
     assert {source for chosen, source in placed if chosen == "a"} <= {""}
@@ -95,7 +95,7 @@ def test_whatever_places_prompts_their_replicas_fetch(policy: str) -> None:
     assert first == "a"
 
 
-def test_of_holders_that_have_as_much_the_one_that_sends_less_is_asked() -> None:
+def test_the_less_busy_sender_of_holders_with_as_much_is_asked() -> None:
     placing = Placing("abcdefgh", {"a": 1000, "b": 1000, "c": 500}, "least_loaded")
     sources = [placing.place()[2] for _ in range(4)]
     assert sorted(sources) == ["a", "a", "b", "b"]

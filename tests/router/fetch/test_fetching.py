@@ -31,7 +31,7 @@ def fetch_query(**changes: Any) -> FetchQuery:
     return FetchQuery(**(values | changes))
 
 
-def test_a_fetch_costs_its_transfer_and_what_the_source_lacks() -> None:
+def test_a_fetch_costs_its_transfer_and_the_tokens_that_the_source_lacks() -> None:
     """0.9 s to compute all, at 10,000 tokens/s; 0.2 s for what `b` lacks, after 0.5 s and 700 kB at 10 MB/s."""
     quick = source_b(bandwidth=1e7)
     terms = fetch_or_compute(fetch_query(peers=(quick,)), candidate("a"))
@@ -52,7 +52,7 @@ def test_a_link_too_slow_means_computing() -> None:
     assert fetch_or_compute(slow, candidate("a")) == cost(slow, candidate("a"))
 
 
-def test_what_comes_while_the_prompt_waits_costs_nothing() -> None:
+def test_a_fetch_that_ends_while_the_prompt_waits_costs_nothing() -> None:
     busy = candidate("a", queued_prefill_tokens=50_000)
     terms = fetch_or_compute(fetch_query(), busy)
     assert isinstance(terms, FetchTerms)
@@ -67,7 +67,7 @@ def test_transfers_in_progress_share_a_link() -> None:
     assert shared == pytest.approx(0.8)
 
 
-def test_nobody_fetches_from_itself_or_less_than_it_has() -> None:
+def test_no_replica_fetches_from_itself_or_less_than_it_has() -> None:
     assert best_fetch(fetch_query(), candidate("b")) is None
     assert best_fetch(fetch_query(peers=(source_b(tokens=1000, bandwidth=1e12),)), candidate("a")) is None
 
@@ -79,7 +79,7 @@ def test_each_replica_reads_its_own_files() -> None:
     assert best_fetch(fetch_query(peers=(), files=files), candidate("c")) is None
 
 
-def test_a_query_without_sources_costs_what_it_did() -> None:
+def test_a_query_without_sources_costs_the_same_as_before() -> None:
     assert fetch_or_compute(query(), candidate("a")) == cost(query(), candidate("a"))
 
 

@@ -58,7 +58,7 @@ def test_all_shared_beginnings_are_found_and_nothing_else(prompts: list[list[int
 
 
 @given(prompts, st.integers(0, 12))
-def test_what_is_taken_has_the_most_uses_that_the_budget_can_buy(
+def test_the_chosen_prefixes_have_the_most_uses_that_the_budget_can_buy(
     prompts: list[list[int]], max_blocks: int
 ) -> None:
     hot = made()
@@ -102,7 +102,7 @@ def test_bounds_hold_after_every_prompt(prompts: list[list[int]]) -> None:
         assert hot.num_runs <= 3
 
 
-def test_what_is_used_stays_when_much_else_passes_by() -> None:
+def test_a_prefix_that_is_used_stays_while_many_others_pass() -> None:
     hot = made(max_tokens=400)
     system = list(range(100, 140))
     for number in range(200):

@@ -58,7 +58,7 @@ def test_long_prompts_are_computed_apart_and_short_ones_are_not() -> None:
     assert apart.place(400) == ("prefill", True)
 
 
-def test_what_a_generating_replica_holds_does_not_count() -> None:
+def test_the_cache_of_a_generating_replica_does_not_count() -> None:
     apart = Apart()
     apart.placer.replace("d1", chain_of(list(range(400)))[:80])
     assert apart.place(400) == ("decode", False)

@@ -94,7 +94,7 @@ def test_bodies_that_are_not_taken(service: ApiService) -> None:
         (RuntimeError("a defect"), 500, "api_error"),
     ],
 )
-def test_what_engines_say(
+def test_errors_of_engines_have_anthropics_form(
     service: ApiService, engine: ScriptedEngine, failure: Exception, status: int, kind: str, stream: bool
 ) -> None:
     engine.refuse_with = failure

@@ -46,7 +46,7 @@ def test_thoughts_are_a_block(ask: Make, chunk: int, display: str | None) -> Non
         ({"output_config": {"effort": "max"}}, "|high"),
     ],
 )
-def test_a_template_is_told_whether_and_how_much_to_think(ask: Make, change: dict[str, Any], told: str) -> None:
+def test_a_template_gets_whether_and_how_much_to_think(ask: Make, change: dict[str, Any], told: str) -> None:
     it = ask("{{ messages[0].content }} {{ enable_thinking }}|{{ reasoning_effort }}")
     assert prompt(it, [USER], **change) == f"hi {told}"
     assert it.counted(messages=[USER], **change) == len(it.engine.requests[-1].prompt_ids)
@@ -81,7 +81,7 @@ def test_an_answer_may_be_begun(ask: Make) -> None:
     assert it.counted(messages=begun) == message["usage"]["input_tokens"]
 
 
-def test_an_answer_goes_back_as_it_came(ask: Make) -> None:
+def test_an_answer_is_sent_back_unchanged(ask: Make) -> None:
     it = ask(THINKING)
     it.engine.says = 'Hm.</think>I look.<tool_call>{"name": "clock", "arguments": {"zone": "utc"}}</tool_call>'
     for answer in (it.whole(tools=[CLOCK]), it.streamed(tools=[CLOCK])):
@@ -108,7 +108,7 @@ def test_systems_are_text_or_blocks(ask: Make) -> None:
     assert late.index("Be brief.") < late.index("hi") < late.index("Now be kind.")
 
 
-def test_what_claude_code_says_of_its_bill_does_not_part_prompts(ask: Make) -> None:
+def test_the_billing_line_of_claude_code_does_not_make_prompts_differ(ask: Make) -> None:
     """It is another line in each request, and stands before all else, so nothing cached could be reused."""
     it = ask(HERMES)
     prompts = set()
@@ -140,7 +140,7 @@ def test_results_and_text_keep_their_order(ask: Make) -> None:
     )
 
 
-def test_what_a_search_for_tools_found_are_their_names(ask: Make) -> None:
+def test_the_result_of_a_tool_search_is_the_names_of_the_tools(ask: Make) -> None:
     found = [{"type": "tool_reference", "tool_name": name} for name in ("clock", "get_weather")]
     said = prompt(ask(HERMES), [{"role": "user", "content": [{**RESULT, "content": found}]}])
     assert "<tool_response>clock\nget_weather</tool_response>" in said
@@ -198,7 +198,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"messages": [{"role": "user", "content": "word " * 5000}]}, "prompt is too long: "),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_with_the_fields_name(ask: Make, change: dict[str, Any], says: str) -> None:
+def test_an_error_names_the_field(ask: Make, change: dict[str, Any], says: str) -> None:
     assert says in ask(HERMES).refused(**change)
 
 

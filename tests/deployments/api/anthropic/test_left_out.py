@@ -29,7 +29,7 @@ def sent(it: Messages, path: str = "/v1/messages", **change: Any) -> tuple[int, 
     return response.status_code, response.headers.get(IGNORED)
 
 
-def test_a_conversation_with_an_image_in_a_result_goes_on(ask: Make) -> None:
+def test_a_conversation_with_an_image_in_a_result_continues(ask: Make) -> None:
     it = ask(HERMES)
     messages = [USER, USE, result({"type": "text", "text": "Read."}, PNG)]
     named = "messages.2.content.0.content.1:image"
@@ -53,7 +53,9 @@ def test_a_conversation_with_an_image_in_a_result_goes_on(ask: Make) -> None:
         ({"type": "of-the-future", "x": 1}, "[of-the-future omitted"),
     ],
 )
-def test_what_no_text_model_reads_leaves_a_text(ask: Make, block: dict[str, Any], text: str) -> None:
+def test_a_block_that_no_text_model_reads_is_replaced_by_a_text(
+    ask: Make, block: dict[str, Any], text: str
+) -> None:
     it = ask(HERMES)
     kind = block["type"]
     assert sent(it, messages=[{"role": "user", "content": [block]}]) == (200, f"messages.0.content.0:{kind}")

@@ -99,7 +99,7 @@ def test_an_answer_of_nothing_has_no_blocks(ask: Make, says: str) -> None:
     assert (message["content"], message["stop_reason"]) == ([], "end_turn")
 
 
-def test_how_tokens_are_chosen(ask: Make) -> None:
+def test_sampling_parameters_reach_the_engine(ask: Make) -> None:
     it = ask()
     it.whole(temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["a"], seed=3, priority=2, cache_salt="s")
     request = it.engine.requests[-1]
@@ -110,7 +110,7 @@ def test_how_tokens_are_chosen(ask: Make) -> None:
     assert it.engine.requests[-1].sampling.stop == ()
 
 
-def test_what_an_answer_must_match(ask: Make) -> None:
+def test_an_answers_schema_is_passed_on_or_refused(ask: Make) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     form = {"type": "json_schema", "schema": schema}
     it = ask()
@@ -122,7 +122,7 @@ def test_what_an_answer_must_match(ask: Make) -> None:
     assert "output_config.format.schema has 70" in it.refused(output_config=large)
 
 
-def test_what_clients_label_requests_with_changes_nothing(ask: Make) -> None:
+def test_labels_that_clients_put_on_requests_change_nothing(ask: Make) -> None:
     labels: dict[str, Any] = {
         "metadata": {"user_id": "u"}, "service_tier": "auto", "cache_control": {"type": "ephemeral"},
         "context_management": {"edits": []}, "anthropic_beta": ["x"], "inference_geo": "eu", "container": None,
@@ -160,7 +160,7 @@ def test_a_stream_that_fails_ends_with_an_error_of_anthropics_form(ask: Make) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_wrong_with_a_grammar_is_told_in_anthropics_form(ask: Make, stream: bool) -> None:
+def test_an_error_in_a_grammar_has_anthropics_form(ask: Make, stream: bool) -> None:
     it = ask(HERMES)
     end = StreamDelta("x", finish_reason="error", error="none after 'a'", error_code="grammar_dead_end")
     it.engine.fail_after = (3, end)

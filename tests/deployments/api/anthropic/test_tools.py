@@ -71,7 +71,7 @@ def test_a_call_that_names_an_argument_twice_has_its_input_as_it_was_written(
     assert (given == {"arguments": arguments}) is is_kept
 
 
-def test_one_call_only(ask: Make) -> None:
+def test_disable_parallel_tool_use_allows_only_one_call(ask: Make) -> None:
     it = ask(HERMES)
     it.engine.says = call("clock", "{}") + call("clock", "{}")
     for change, count in (({}, 2), ({"disable_parallel_tool_use": True}, 1)):
@@ -177,9 +177,7 @@ def test_a_template_with_names_of_functions_in_results(ask: Make) -> None:
         ({"tools": [CLOCK] * 200}, "limits.max_tools"),
     ],
 )
-def test_what_is_wrong_with_tools_is_said_with_anthropics_names(
-    ask: Make, change: dict[str, Any], says: str
-) -> None:
+def test_an_error_in_tools_uses_anthropics_names(ask: Make, change: dict[str, Any], says: str) -> None:
     assert says in ask(HERMES).refused(**change)
 
 

@@ -72,7 +72,7 @@ def test_each_endpoint_can_be_asked(office: Office, endpoint: str, body: dict[st
         ("/v1/responses", {"input": "a", "text": {"x": 1}}, "messages, text.x"),
     ],
 )
-def test_what_was_left_out_of_a_request_is_named_in_its_line(
+def test_ignored_fields_of_a_request_are_named_in_its_line(
     office: Office, endpoint: str, left_out: dict[str, Any], named: str | None
 ) -> None:
     async def scene(ingress: Ingress) -> None:
@@ -139,7 +139,7 @@ def test_a_batch_that_makes_no_sense_is_refused(office: Office, change: dict[str
     office.play(scene)
 
 
-def test_a_cancelled_batch_keeps_what_it_has(office: Office) -> None:
+def test_a_cancelled_batch_keeps_the_answers_that_it_has(office: Office) -> None:
     """Nobody answers the second request: it is in flight when the batch is cancelled."""
 
     async def scene(ingress: Ingress) -> None:

@@ -186,7 +186,7 @@ def test_no_form_is_a_defect(office: Office, pieces: list[bytes]) -> None:
     office.play(scene)
 
 
-def test_what_a_tenant_may_keep_is_bounded(office: Office) -> None:
+def test_the_files_that_a_tenant_may_keep_are_bounded(office: Office) -> None:
     async def scene(ingress: Ingress) -> None:
         await ingress.upload(b"x" * 700)
         for content, setting in ((b"x" * 700, "files.max_total_bytes"), (b"x", ""), (b"x", "files.max_files")):
@@ -232,7 +232,7 @@ def test_a_directory_is_the_same_for_all_ingresses() -> None:
     assert FileSettings(directory="~/files").directory == str(Path.home() / "files")
 
 
-def test_tenants_see_only_what_is_theirs(office: Office) -> None:
+def test_tenants_see_only_their_own_files_and_batches(office: Office) -> None:
     tenants = [TenantSettings(name=name, key_hashes=(hash_key(f"key-of-{name}"),)) for name in ("a", "A")]
     service = replace(office.service, access=AccessControl(KeyRing(tenants)))
 

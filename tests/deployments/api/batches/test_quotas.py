@@ -39,7 +39,7 @@ def _seen(office: Office) -> int:
     return sum(found.values())
 
 
-def test_uploads_at_once_take_no_more_than_there_is(office: Office) -> None:
+def test_concurrent_uploads_take_no_more_than_the_quota(office: Office) -> None:
     """Twenty files of 300 kB, half of them of unknown length, where 1 MB may be kept."""
     peak = 0
 
@@ -70,7 +70,7 @@ def test_uploads_at_once_take_no_more_than_there_is(office: Office) -> None:
     assert 300_000 <= peak <= 1_000_000
 
 
-def test_files_at_once_are_no_more_than_may_be(office: Office) -> None:
+def test_concurrent_uploads_make_no_more_files_than_allowed(office: Office) -> None:
     async def scene(ingress: Ingress) -> None:
         made = await asyncio.gather(*(ingress.upload(b"x") for _ in range(12)), return_exceptions=True)
         kept = (await ingress.ai.files.list()).data
@@ -79,7 +79,7 @@ def test_files_at_once_are_no_more_than_may_be(office: Office) -> None:
     office.play(scene, max_files=5)
 
 
-def test_batches_at_once_are_no_more_than_may_be(office: Office) -> None:
+def test_concurrent_calls_make_no_more_batches_than_allowed(office: Office) -> None:
     office.engine.hangs = True
 
     async def scene(ingress: Ingress) -> None:

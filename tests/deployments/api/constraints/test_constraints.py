@@ -165,5 +165,7 @@ def test_objects_have_the_properties_that_their_schema_names(
         ({"const": SCHEMA}, None),
     ],
 )  # fmt: skip
-def test_what_is_closed(schema: dict[str, Any], expected: dict[str, Any] | None) -> None:
+def test_only_plain_objects_with_properties_are_closed(
+    schema: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
     assert closed(schema) == (schema if expected is None else expected)

@@ -179,7 +179,7 @@ def test_bad_input_is_a_400_that_names_the_field(
         {"structured_outputs": {"grammar": 'start: %json {"type": "string", "format": "binary"}'}},
     ],
 )
-def test_what_an_answer_can_match_is_taken(client: Client, fields: dict[str, Any]) -> None:
+def test_a_constraint_that_an_answer_can_match_is_accepted(client: Client, fields: dict[str, Any]) -> None:
     assert ask(client, **fields).status_code == 200
 
 
@@ -234,7 +234,7 @@ def test_verdicts_are_remembered_and_counted() -> None:
     assert run(STRICT, work) == {("hit",): 1, ("miss",): 1, ("rejected",): 2, ("timeout",): 2}
 
 
-def test_engines_are_told_how_much_memory_a_grammar_takes(client: Client, engine: ScriptedEngine) -> None:
+def test_engines_get_the_size_of_the_memory_that_a_grammar_takes(client: Client, engine: ScriptedEngine) -> None:
     sizes = []
     for number in (97, 9973):
         schema = {"type": "integer", "multipleOf": number}
@@ -245,7 +245,7 @@ def test_engines_are_told_how_much_memory_a_grammar_takes(client: Client, engine
     assert 10_000 < sizes[0] < 1_000_000 < sizes[1]
 
 
-def test_what_is_remembered_is_bounded_in_bytes_however_large_the_grammars_are() -> None:
+def test_the_verdict_cache_is_bounded_in_bytes_however_large_the_grammars_are() -> None:
     """Each of 100 refused grammars has 60,000 characters, which are not kept with what is remembered of it."""
     limits = STRICT.model_copy(update={"known_grammar_bytes": 20_000})
     wrong = [Grammar("regex", f"{number}{'a' * 60_000}(") for number in range(100)]
@@ -277,7 +277,7 @@ def test_the_grammars_that_were_asked_for_last_are_remembered() -> None:
     assert run(limits, work) == {("miss",): 22, ("hit",): 20}
 
 
-def test_what_many_ask_for_at_once_is_compiled_once() -> None:
+def test_a_grammar_that_many_requests_ask_for_together_is_compiled_once() -> None:
     async def work(check: GrammarCheck) -> None:
         many = [verdict(check, Grammar("json_object")) for _ in range(20)]
         first = asyncio.ensure_future(many[0])
@@ -323,7 +323,7 @@ def test_a_tenant_that_has_fewer_than_its_share_of_the_places_gets_one() -> None
     run(STRICT, work)
 
 
-def test_one_that_takes_too_long_delays_only_those_behind_it_and_leaves_nothing() -> None:
+def test_a_grammar_that_takes_too_long_delays_only_those_behind_it_and_leaves_nothing() -> None:
     before = set(psutil.Process().children(recursive=True))
 
     async def work(check: GrammarCheck) -> None:

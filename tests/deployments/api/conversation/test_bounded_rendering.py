@@ -85,7 +85,7 @@ def test_a_template_that_grows_without_end_is_stopped(template: str) -> None:
         render(template, max_rendered_chars=2**20)
 
 
-def test_what_is_rendered_is_bounded_as_the_settings_say() -> None:
+def test_the_rendered_text_is_bounded_as_configured() -> None:
     assert render("{{ 'a' * 1000 }}", max_rendered_chars=1024) == "a" * 1000
     with pytest.raises(TemplateRunaway, match="more than 1024 characters"):
         render("{{ 'a' * 1000 }}{{ 'a' * 1000 }}", max_rendered_chars=1024)
@@ -109,7 +109,7 @@ def test_what_is_rendered_is_bounded_as_the_settings_say() -> None:
         ("{% filter upper %}{{ 'a\\nb'|indent(2) }}{% endfilter %}", "A\n  B"),
     ],
 )
-def test_what_templates_do_is_as_before(template: str, expected: str) -> None:
+def test_templates_within_the_bounds_render_as_before(template: str, expected: str) -> None:
     assert render(template) == expected
 
 

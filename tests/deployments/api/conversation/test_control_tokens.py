@@ -122,7 +122,7 @@ def test_a_spelled_token_stays_text_however_it_is_declared(shape: str, how: str,
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_said_in_control_tokens_is_still_read(shape: str) -> None:
+def test_text_that_spells_control_tokens_is_still_read(shape: str) -> None:
     family = FAMILIES[shape]
     codec, said = TextCodec(tokenizer_of(shape)), "".join(controls(family))
     ids = codec.encode_chat([{"role": "user", "content": f"a {said} b"}])
@@ -322,5 +322,5 @@ def spelled_of(control: ControlTokens, text: str) -> Iterator[str]:
         ("<s><s", ["<s>", "<s"]),
     ],
 )
-def test_what_spells_a_token_is_found(text: str, spans: list[str]) -> None:
+def test_text_that_spells_a_control_token_is_found(text: str, spans: list[str]) -> None:
     assert list(spelled_of(ControlTokens({"<s>": 1, "</s>": 2}), text)) == spans

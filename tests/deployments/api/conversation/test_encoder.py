@@ -42,7 +42,7 @@ def noting() -> tuple[Encoder, Backend]:
 
 
 @pytest.mark.parametrize("unit", ["a word, ", "7 ", "\U0001f469\u200d", "  \n"])
-def test_of_a_text_that_is_far_too_long_only_the_beginning_is_encoded(unit: str) -> None:
+def test_only_the_beginning_of_a_text_that_is_far_too_long_is_encoded(unit: str) -> None:
     made, backend = noting()
     with pytest.raises(TooManyTokens) as refused:
         made.encode(unit * 20_000, max_tokens=500)

@@ -19,7 +19,7 @@ def keep(cache: PieceCache, *texts: str, salt: str = "") -> None:
     cache.keep(salt, [(text, ids_of(text)) for text in texts])
 
 
-def test_it_finds_what_it_was_given_and_nothing_else() -> None:
+def test_it_finds_the_pieces_that_it_was_given_and_nothing_else() -> None:
     cache = PieceCache(100_000)
     keep(cache, "one", "two")
     assert cache.find("", ["two", "three", "one"]) == [tuple(ids_of("two")), None, tuple(ids_of("one"))]
@@ -33,7 +33,7 @@ def test_nothing_is_shared_between_salts() -> None:
     assert cache.find("tenant:a:", ["text"]) == [tuple(ids_of("text"))]
 
 
-def test_what_nobody_asked_for_longest_is_forgotten_first() -> None:
+def test_the_least_recently_used_piece_is_forgotten_first() -> None:
     cache = PieceCache(100_000)
     keep(cache, "a", "b", "c")
     cache = PieceCache(cache.num_bytes)
@@ -57,7 +57,7 @@ def test_no_memory_means_no_entries() -> None:
 
 
 @pytest.mark.parametrize("num_chars", [80, 400, 4000])
-def test_it_takes_no_more_memory_than_it_says_and_little_less(num_chars: int) -> None:
+def test_it_takes_no_more_memory_than_it_reports_and_little_less(num_chars: int) -> None:
     draw = random.Random(3)
     letters = draw.choices("abcdefgh", k=num_chars)
     texts = ["".join([*draw.sample(letters, 20), *letters]) for _ in range(3000)]
@@ -73,7 +73,7 @@ def test_it_takes_no_more_memory_than_it_says_and_little_less(num_chars: int) ->
     assert 0.7 * cache.num_bytes < after - before < cache.num_bytes <= limit
 
 
-def test_threads_share_it() -> None:
+def test_threads_share_the_cache() -> None:
     cache = PieceCache(20_000)
     wrong: list[str] = []
 

@@ -60,7 +60,7 @@ def tokenizer(template: Any) -> Any:
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["without tools", "with tools"])
 @pytest.mark.parametrize("prompt", [True, False])
-def test_it_renders_what_transformers_renders(name: str, tools: Any, prompt: bool) -> None:
+def test_it_renders_the_same_as_transformers(name: str, tools: Any, prompt: bool) -> None:
     loaded = tokenizer(TEMPLATES[name])
     template, num_rendered = ChatTemplate(loaded), 0
     for messages in CONVERSATIONS:
@@ -77,7 +77,7 @@ def test_it_renders_what_transformers_renders(name: str, tools: Any, prompt: boo
     assert num_rendered >= 2
 
 
-def test_what_a_dictionary_has_by_itself_comes_before_its_fields() -> None:
+def test_a_dictionarys_methods_come_before_its_fields() -> None:
     shown = "{% for name, value in tools[0].items() %}{{ name }}={{ value }} {% endfor %}{{ tools[0].type }}"
     template = ChatTemplate(tokenizer(shown))
     tools = [{"type": "array", "items": "int"}]
@@ -102,7 +102,7 @@ def test_a_template_for_tools_is_used_where_there_are_tools() -> None:
         ("", "has no chat template; use /v1/completions."),
     ],
 )
-def test_what_it_refuses(source: str, told: str) -> None:
+def test_a_template_that_fails_or_is_missing_is_refused_with_the_reason(source: str, told: str) -> None:
     loaded = tokenizer(source)
     if not source:
         loaded.chat_template = None

@@ -133,7 +133,7 @@ def test_limits_are_settings(talk: Make) -> None:
     it.whole(tools=function(parameters={"a": [1]}))
 
 
-def test_what_looks_odd_and_is_allowed(talk: Make) -> None:
+def test_odd_tools_that_are_allowed_are_accepted(talk: Make) -> None:
     """Boolean schemas, unknown keywords, keywords as names of properties, and no arguments at all."""
     it = talk(HERMES)
     odd = {"type": True, "enum": {"type": ["string", "null"]}, "properties": {"items": [{}]}}
@@ -149,7 +149,7 @@ def test_a_model_of_an_unknown_format_has_no_tools(talk: Make) -> None:
         it.whole(tools=TOOLS, tool_choice="none")
 
 
-def test_what_a_template_refuses_is_a_400(talk: Make) -> None:
+def test_messages_that_a_template_refuses_are_a_400(talk: Make) -> None:
     two = {"role": "assistant", "tool_calls": [{**calls()["tool_calls"][0], "id": call_id} for call_id in "cd"]}
     error = talk(LLAMA3).refused(**chat(two, RESULT))
     assert error["param"] == "messages" and "one call at a time" in error["message"]

@@ -94,7 +94,7 @@ def test_text_around_calls_is_content(talk: Make) -> None:
         "<tool_ca",
     ],
 )
-def test_what_is_no_call_is_text(talk: Make, says: str) -> None:
+def test_output_that_is_no_call_is_text(talk: Make, says: str) -> None:
     it = talk(HERMES)
     it.engine.says = says
     for answer in (it.whole(tools=TOOLS), it.streamed(tools=TOOLS)):
@@ -137,7 +137,7 @@ def test_each_choice_has_calls_of_its_own(talk: Make) -> None:
         assert [choice.finish_reason for choice in answer.choices] == ["stop", "tool_calls", "stop"]
 
 
-def test_a_call_that_is_cut_off_has_what_came_of_it(talk: Make) -> None:
+def test_a_call_that_is_cut_off_has_the_part_that_came(talk: Make) -> None:
     it = talk(HERMES)
     it.engine.says = HERMES_CALLS
     head = len(it.engine.codec.encode('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Os'))
@@ -160,7 +160,7 @@ def test_logprobs_are_those_of_all_generated_tokens(talk: Make) -> None:
         assert "".join(token.token for token in tokens) == it.engine.says + "<|im_end|>"
 
 
-def test_a_conversation_goes_through_a_template_that_knows_tools(talk: Make) -> None:
+def test_a_conversation_with_calls_is_rendered_by_a_template_that_knows_tools(talk: Make) -> None:
     for template, says, calls, result in (
         (
             HERMES,
@@ -186,7 +186,7 @@ def test_a_conversation_goes_through_a_template_that_knows_tools(talk: Make) -> 
         assert calls in it.prompt() and result in it.prompt()
 
 
-def test_a_conversation_goes_into_text_where_the_template_knows_no_tools(talk: Make) -> None:
+def test_a_conversation_with_calls_becomes_text_where_the_template_knows_no_tools(talk: Make) -> None:
     it = talk()
     it.engine.says = HERMES_CALLS
     system = {"role": "system", "content": "Be brief."}

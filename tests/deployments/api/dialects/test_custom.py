@@ -60,7 +60,7 @@ def test_a_call_has_its_input_as_text(talk: Make, chunk: int, ascii_only: bool) 
         ('{"input": "a" }', ""),
     ],
 )
-def test_what_is_written_beside_the_input_becomes_text(talk: Make, chunk: int, written: str, beside: str) -> None:
+def test_output_next_to_the_input_becomes_text(talk: Make, chunk: int, written: str, beside: str) -> None:
     it = talk(HERMES)
     it.engine.chunk, it.engine.says = chunk, called(written)
     message = it.whole(tools=[PATCH, CLOCK]).choices[0].message
@@ -91,7 +91,7 @@ def _calls(chunk: Any) -> list[dict[str, Any]]:
         ('{"input": "\\ud83d"}', "\ufffd"),
     ],
 )
-def test_what_a_model_writes_instead_is_not_lost(talk: Make, arguments: str, given: str) -> None:
+def test_arguments_without_the_expected_input_are_not_lost(talk: Make, arguments: str, given: str) -> None:
     it = talk(HERMES)
     it.engine.says = called(arguments)
     for message in (it.whole(tools=[PATCH]).choices[0].message, None):
@@ -101,7 +101,7 @@ def test_what_a_model_writes_instead_is_not_lost(talk: Make, arguments: str, giv
     assert "".join(delta["custom"]["input"] for delta in deltas) == given
 
 
-def test_a_call_that_is_cut_off_has_what_was_written(talk: Make) -> None:
+def test_a_call_that_is_cut_off_has_the_part_that_was_written(talk: Make) -> None:
     it = talk(HERMES)
     it.engine.says = called(written("*** Begin Patch and much more of it"))
     for num_tokens in range(12, 30):
@@ -132,7 +132,7 @@ def test_allowed_tools_may_be_custom(talk: Make) -> None:
     assert grammar is not None and not takes(grammar, called(ZONE, "clock"))
 
 
-def test_the_model_is_told_what_the_input_is(talk: Make) -> None:
+def test_the_prompt_describes_the_input(talk: Make) -> None:
     it = talk(HERMES)
     form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "*** Begin"'}}
     tool = {"type": "custom", "custom": {**PATCH["custom"], "format": form}}  # type: ignore[dict-item]

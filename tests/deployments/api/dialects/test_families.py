@@ -204,7 +204,7 @@ def test_an_answer_is_taken_apart(talk: Make, family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", DOCUMENTED.values(), ids=DOCUMENTED)
-def test_a_call_that_is_cut_off_has_what_was_written_of_it(family: Family) -> None:
+def test_a_call_that_is_cut_off_has_the_part_that_was_written(family: Family) -> None:
     """Wherever its text ends: it is text as long as it may be none, and its syntax is no text afterwards."""
     schemas: dict[str, Any] = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
     whole = FORMATS[family.format].spell_all([("get_weather", OSLO)])

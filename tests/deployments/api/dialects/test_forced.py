@@ -112,7 +112,9 @@ NAMES = [one["function"]["name"] for one in MANY]
         for choice in ("required", NAMES[number % len(NAMES)], NAMES[(number + 2) % len(NAMES)])
     ],
 )
-def test_whatever_is_written_is_calls(talk: Make, template: str | None, form: str, choice: str) -> None:
+def test_any_output_under_a_forced_choice_is_calls(
+    talk: Make, template: str | None, form: str, choice: str
+) -> None:
     named = {"type": "function", "function": {"name": choice}}
     forced = choice if choice == "required" else named
     grammar = grammar_of(talk(template, reasoning="none"), tools=MANY, tool_choice=forced)
@@ -141,7 +143,7 @@ UTC = ("clock", '{"zone":"utc"}')
 
 
 @pytest.mark.parametrize(("template", "form"), OF_FORMATS)
-def test_what_is_asked_for_is_what_may_be_written(talk: Make, template: str, form: str) -> None:
+def test_only_the_calls_that_are_asked_for_may_be_written(talk: Make, template: str, form: str) -> None:
     it, call, wrong = talk(template, reasoning="none"), spelled(form, OSLO), spelled(form, WRONG)
     both, text, answer = spelled(form, OSLO, UTC), "It rains.", '{"a": 7}'
     strict = [{**WEATHER, "function": {**WEATHER["function"], "strict": True}}, TOOLS[1]]
@@ -162,7 +164,7 @@ def test_what_is_asked_for_is_what_may_be_written(talk: Make, template: str, for
         assert takes(grammar, f"{text}\n{call} And {both}.") and not takes(grammar, f"{text}\n{wrong}")
 
 
-def test_what_asks_for_nothing_is_held_to_nothing(talk: Make) -> None:
+def test_a_request_that_forces_nothing_has_no_grammar(talk: Make) -> None:
     it = talk(HERMES)
     it.whole(tools=TOOLS)
     it.whole(tools=[{**WEATHER, "function": {**WEATHER["function"], "strict": True}}], tool_choice="none")
@@ -172,7 +174,7 @@ def test_what_asks_for_nothing_is_held_to_nothing(talk: Make) -> None:
 @pytest.mark.parametrize(
     ("template", "thought"), [(HERMES, "<think>\nHm.\n</think>\n\n"), (THINKING, "Hm.</think>\n")]
 )
-def test_reasoning_comes_before_what_is_asked_for(talk: Make, template: str, thought: str) -> None:
+def test_reasoning_comes_before_forced_calls(talk: Make, template: str, thought: str) -> None:
     it, call = talk(template), spelled("hermes", OSLO)
     forced = grammar_of(it, tools=TOOLS, tool_choice="required")
     assert takes(forced, thought + call) and not takes(forced, thought + "Yes.")
@@ -284,13 +286,13 @@ def test_schemas_that_nothing_can_be_held_to_name_the_tool(talk: Make, checker: 
     it.whole(tools=odd, tool_choice={"type": "function", "function": {"name": "get_weather"}})
 
 
-def test_what_calls_must_match_is_bounded_as_a_whole(talk: Make) -> None:
+def test_the_grammar_of_all_calls_together_is_bounded(talk: Make) -> None:
     it = talk(HERMES, Limits(max_grammar_bytes=400))
     it.whole(tools=TOOLS)
     assert it.refused(tools=TOOLS, tool_choice="required")["param"] == "tools"
 
 
-def test_the_embedded_model_calls_what_it_must() -> None:
+def test_the_embedded_model_makes_the_forced_calls() -> None:
     """A model that knows nothing of tools: what it writes are valid calls because it can write nothing else."""
     asked = {**ASK, "model": "m", "tools": [TOOLS[1], NUMBERS], "parallel_tool_calls": False,
              "n": 3, "seed": 1, "max_tokens": 120, "temperature": 1.5}  # fmt: skip

@@ -222,7 +222,7 @@ def test_the_ways_in_which_models_write_are_read(name: str, said: str, made: dic
         ("pythonic", "See [find(count=1)]"),
     ],
 )
-def test_what_is_no_call_stays_text(name: str, said: str) -> None:
+def test_output_that_is_no_call_stays_text(name: str, said: str) -> None:
     assert found(name, list(said)) == [Segment("text", said)]
 
 
@@ -258,7 +258,7 @@ def test_what_is_no_call_stays_text(name: str, said: str) -> None:
          '{"text": "a', "So"),
     ],
 )  # fmt: skip
-def test_what_arguments_have_no_place_for_is_no_part_of_them(
+def test_text_that_arguments_have_no_place_for_is_no_part_of_them(
     name: str, said: str, arguments: str, rest: str
 ) -> None:
     for segments in (found(name, [said]), found(name, list(said))):
@@ -297,7 +297,7 @@ def test_an_answer_with_calls_is_taken_back_and_shown_as_the_model_wrote_it(talk
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "pythonic"])
-def test_what_cannot_be_held_is_refused(talk: Make, name: str) -> None:
+def test_a_schema_that_cannot_be_enforced_is_refused(talk: Make, name: str) -> None:
     bound = tool("f", a={"type": "string"})
     bound["function"]["parameters"]["minProperties"] = 1
     error = talk(TEMPLATES[name]).refused(tools=[bound], tool_choice="required")

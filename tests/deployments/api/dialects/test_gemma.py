@@ -101,7 +101,7 @@ def test_arguments_become_json(inside: str, arguments: str) -> None:
         ("\n:1}", "{", "\n:1}"),
     ],
 )
-def test_what_breaks_off_has_what_came_before(inside: str, arguments: str, rest: str) -> None:
+def test_a_call_that_breaks_off_has_the_arguments_before_it(inside: str, arguments: str, rest: str) -> None:
     made = found(f"<|tool_call>call:find{{{inside}")
     assert [segment.kind for segment in made] == ["call", "arguments"] + (["text"] if rest else [])
     assert made[1].text.rstrip() == arguments.rstrip() and "".join(part.text for part in made[2:]) == rest
@@ -117,7 +117,7 @@ def test_what_breaks_off_has_what_came_before(inside: str, arguments: str, rest:
         "call:find{a:1}",
     ],
 )
-def test_what_is_no_call_stays_text(said: str) -> None:
+def test_output_that_is_no_call_stays_text(said: str) -> None:
     assert found(said) == [Segment("text", said)]
 
 
@@ -147,7 +147,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.from_regex(r"\A[a-z_]{1,8}\Z"), values, max_size=4))
-def test_transformers_reads_the_same_in_what_we_write(arguments: dict[str, Any]) -> None:
+def test_transformers_reads_the_same_in_the_calls_that_we_write(arguments: dict[str, Any]) -> None:
     chat_parsing = pytest.importorskip("transformers.utils.chat_parsing")
     said = FORMATS["gemma4"].spell("find", json.dumps(arguments))
     template = {
@@ -215,7 +215,7 @@ def test_calls_are_held_to_schemas_in_their_own_syntax(
         ({"$ref": "#/$defs/none"}, "$defs"),
     ],
 )
-def test_what_cannot_be_held_is_refused(talk: Make, schema: dict[str, Any], named: str) -> None:
+def test_a_schema_that_cannot_be_enforced_is_refused(talk: Make, schema: dict[str, Any], named: str) -> None:
     error = talk(GEMMA).refused(tools=[tool("f", a=schema)], tool_choice="required")
     assert named in error["message"] and error["param"].startswith("tools")
 

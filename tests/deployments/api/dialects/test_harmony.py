@@ -32,7 +32,7 @@ LETTER = {"type": "json_schema", "json_schema": {"name": "n", "schema": {
 }}}  # fmt: skip
 
 
-def test_the_template_tells(talk: Make) -> None:
+def test_the_template_identifies_the_format(talk: Make) -> None:
     tokenizer: Any = load_tokenizer(DEMO)
     tokenizer.chat_template = HARMONY
     for reasoning in ("auto", "none"):
@@ -96,7 +96,7 @@ def test_channels_become_reasoning_content_and_calls(
         "<|channel|>commentary to=functions.get_weather and<|message|>{}<|call|>",
     ],
 )
-def test_what_is_no_call_stays_text(said: str) -> None:
+def test_output_that_is_no_call_stays_text(said: str) -> None:
     driver = ParserDriver(FORMATS["harmony"].parser({"get_weather": None}))
     assert joined([*driver.push(said), *driver.finish()]) == [Segment("text", said)]
 

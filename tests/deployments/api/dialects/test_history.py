@@ -49,7 +49,9 @@ def called(**fields: Any) -> dict[str, Any]:
     ],
     ids=lambda message: str(message)[:60],
 )  # fmt: skip
-def test_what_the_model_is_to_read_is_read_and_all_else_left_out(talk: Make, message: dict[str, Any]) -> None:
+def test_content_for_the_model_is_in_the_prompt_and_all_else_is_left_out(
+    talk: Make, message: dict[str, Any]
+) -> None:
     for template in (HERMES, LLAMA3, None):
         it = talk(template)
         it.whole(messages=[USER, message, USER])
@@ -73,7 +75,7 @@ def test_reasoning_has_many_names(talk: Make, fields: dict[str, Any]) -> None:
     assert "<think>Look it up.</think>It rains." in it.prompt()
 
 
-def test_an_assistant_may_have_said_nothing(talk: Make) -> None:
+def test_a_message_of_the_assistant_may_be_empty(talk: Make) -> None:
     nothing: list[dict[str, Any]] = [{}, {"content": None}, {"content": ""}, {"content": []}, {"tool_calls": []}]
     for empty in nothing:
         it = talk(HERMES)
@@ -135,14 +137,14 @@ REFUSES = FIRST_ONLY.replace(
 )
 
 
-def test_what_the_system_says_later_is_kept_in_place_where_the_template_shows_it(talk: Make) -> None:
+def test_later_system_messages_stay_in_place_where_the_template_shows_them(talk: Make) -> None:
     it = talk(HERMES)
     it.whole(messages=LATER)
     assert it.prompt().index("It rains.") < it.prompt().index("In French.")
 
 
 @pytest.mark.parametrize("template", [FIRST_ONLY, REFUSES])
-def test_it_is_merged_into_the_first_where_the_template_refuses_it_or_leaves_it_out(
+def test_a_later_system_message_is_merged_into_the_first_where_the_template_does_not_show_it(
     talk: Make, template: str
 ) -> None:
     it = talk(template)
@@ -152,7 +154,7 @@ def test_it_is_merged_into_the_first_where_the_template_refuses_it_or_leaves_it_
     assert it.prompt().startswith("<|im_start|>system\nIn French.<|im_end|>")
 
 
-def test_where_it_goes_is_a_setting(talk: Make) -> None:
+def test_a_setting_decides_the_place_of_later_system_messages(talk: Make) -> None:
     it = talk(HERMES, late_system="merge")
     it.whole(messages=LATER)
     assert "Be brief.\n\nIn French." in it.prompt()
@@ -178,7 +180,7 @@ ANSWERS = st.lists(
 
 
 @pytest.mark.parametrize("template", [HERMES, THINKING, LLAMA3, None], ids=["hermes", "thinking", "llama3", "own"])
-def test_what_this_server_answers_is_taken_back(talk: Make, template: str | None) -> None:
+def test_an_answer_of_this_server_is_accepted_as_history(talk: Make, template: str | None) -> None:
     """As the client prints it, as the client library keeps it, and as a naive reader of the stream collects it."""
     it = talk(template, reasoning="think")
 
@@ -209,9 +211,7 @@ def test_what_this_server_answers_is_taken_back(talk: Make, template: str | None
         (FAMILIES["granite"], '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]'),
     ],
 )
-def test_calls_are_shown_by_templates_that_show_only_what_a_message_says(
-    talk: Make, template: str, call: str
-) -> None:
+def test_calls_are_shown_by_templates_that_show_only_contents(talk: Make, template: str, call: str) -> None:
     """As those of Granite 3 and SmolLM3, which have a place for tools, and for results."""
     before, _, rest = template.partition("{{- message.content }}")
     it = talk(before + "{{- message.content }}" + rest[rest.index("{{ '<|im_end|>") :])

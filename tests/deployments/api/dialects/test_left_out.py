@@ -76,7 +76,7 @@ def test_a_long_kind_is_cut_and_breaks_no_header(talk: Make) -> None:
 @pytest.mark.parametrize(
     "content", [[{"image_url": "x"}], [7], [{"type": 7}], [{"type": "text"}], {"type": "image"}]
 )
-def test_what_is_no_part_is_an_error(talk: Make, content: Any) -> None:
+def test_content_that_is_not_a_part_is_an_error(talk: Make, content: Any) -> None:
     assert talk(HERMES).refused(messages=[{"role": "user", "content": content}])["param"] == "messages.0.content"
 
 

@@ -86,7 +86,7 @@ def test_an_input_with_line_breaks_in_a_text_has_the_text(talk: Make) -> None:
     "text", ["0x10", "1_000", "+3", "007", "1 5", "NaN", "Infinity", ".5", "5.", "--1", "1e", "²"]
 )
 @pytest.mark.parametrize("name", ["qwen3_coder", "seed_oss", "minimax", "glm", "glm47", "gemma4"])
-def test_what_is_no_number_of_json_stays_a_text(talk: Make, name: str, text: str) -> None:
+def test_an_argument_that_is_no_json_number_stays_a_text(talk: Make, name: str, text: str) -> None:
     it = talk(FAMILIES[name], reasoning="none")
     it.engine.says = FORMATS[name].spell_all([("find", '{"count": 42.0}')]).replace("42.0", text)
     call = it.whole(tools=[TOOL]).choices[0].message.tool_calls[0]

@@ -58,7 +58,7 @@ def test_prompts_and_grammars_are_those_of_tools(talk: Make, old: dict[str, Any]
     assert ours.sampling.grammar == theirs.sampling.grammar
 
 
-def test_values_without_effect_are_taken_beside_tools_and_alone(talk: Make) -> None:
+def test_values_without_effect_are_accepted_with_tools_and_without(talk: Make) -> None:
     it = talk(HERMES)
     for fields in ({"function_call": "none"}, {"function_call": "auto", "functions": []}, {"functions": None}):
         it.whole(**fields)
@@ -68,7 +68,7 @@ def test_values_without_effect_are_taken_beside_tools_and_alone(talk: Make) -> N
 
 
 @pytest.mark.parametrize("template", [HERMES, LLAMA3, None])
-def test_a_conversation_goes_back_as_it_came(talk: Make, template: str | None) -> None:
+def test_a_conversation_is_sent_back_unchanged(talk: Make, template: str | None) -> None:
     """A result names the function, and not the call: it answers the function's last call."""
     called = {"name": "get_weather", "arguments": ARGUMENTS}
     old = [

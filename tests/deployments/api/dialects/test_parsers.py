@@ -95,7 +95,7 @@ CLOCK = ("clock", "{}")
 )
 @settings(max_examples=examples(100))
 @given(answer=formats.flatmap(answers), at=places)
-def test_what_a_model_says_is_found_wherever_its_text_is_cut(answer: Answer, at: list[int]) -> None:
+def test_a_models_answer_is_parsed_the_same_wherever_its_text_is_cut(answer: Answer, at: list[int]) -> None:
     note(str(answer))
     expected = exact(answer, answer.expected)
     for pieces in ([answer.said], cut(answer.said, at), list(answer.said)):
@@ -318,7 +318,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 
 
 @pytest.mark.parametrize("name, whole, content, made", CASES, ids=lambda value: str(value)[:50])
-def test_what_is_a_call_and_what_is_text(name: str, whole: str, content: str, made: list[tuple[str, str]]) -> None:
+def test_calls_and_text_are_told_apart(name: str, whole: str, content: str, made: list[tuple[str, str]]) -> None:
     read = FORMATS[name].parser
     segments = found(read(NAMES), whole)  # one character at a time
     assert (text(segments), calls(segments)) == (content, made)
@@ -350,7 +350,7 @@ THOUGHTS = [
 
 @pytest.mark.parametrize("marks", KNOWN)
 @pytest.mark.parametrize("is_open, whole, thought, content", THOUGHTS)
-def test_what_is_thought_and_what_is_said(
+def test_reasoning_and_answer_are_told_apart(
     marks: Thoughts, is_open: bool, whole: str, thought: str, content: str
 ) -> None:
     """Between each family's marks, character by character."""

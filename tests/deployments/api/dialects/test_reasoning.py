@@ -158,7 +158,7 @@ def test_without_tools_a_call_is_reasoning(talk: Make) -> None:
         assert (message.reasoning, message.content, message.tool_calls) == (it.engine.says, "", None)
 
 
-def test_a_call_in_reasoning_that_max_tokens_cuts_off_has_what_came_of_it(talk: Make) -> None:
+def test_a_call_in_reasoning_that_max_tokens_cuts_off_has_the_part_that_came(talk: Make) -> None:
     it = talk(THINKING)
     it.engine.says = 'Rain? <tool_call>{"name": "clock", "arguments": {"zone": "utc"}}</tool_call>'
     head = len(it.engine.codec.encode(it.engine.says.partition("utc")[0]))
@@ -186,7 +186,7 @@ def test_a_model_that_does_not_think_may_write_the_marks(talk: Make, options: di
     assert answer.usage.completion_tokens_details.reasoning_tokens == 0
 
 
-def test_reasoning_can_be_said_of_any_model(talk: Make) -> None:
+def test_reasoning_can_be_configured_for_any_model(talk: Make) -> None:
     it = talk(reasoning="think")
     it.engine.says = f"{THOUGHT}It is."
     assert it.whole().choices[0].message.content == "It is."

@@ -67,7 +67,7 @@ def test_their_values_never_become_control_tokens(talk: Make) -> None:
 @pytest.mark.parametrize(
     "name", ["messages", "tools", "eos_token", "add_generation_prompt", "chat_template", "a b"]
 )
-def test_what_is_the_servers_is_no_variable(talk: Make, name: str) -> None:
+def test_a_name_that_the_server_sets_is_refused_as_a_variable(talk: Make, name: str) -> None:
     error = talk(KNOWING).refused(chat_template_kwargs={name: "x"})
     assert error["param"] == "chat_template_kwargs" and name in error["message"]
 
@@ -87,7 +87,7 @@ PREFILLED = [{"role": "user", "content": "Name a module."}, {"role": "assistant"
 
 
 @pytest.mark.parametrize("template", [None, HERMES, LLAMA3, STRIPPING])
-def test_the_model_goes_on_with_the_last_message_as_transformers_has_it(talk: Make, template: str | None) -> None:
+def test_the_model_continues_the_last_message_as_in_transformers(talk: Make, template: str | None) -> None:
     it = talk(template)
     it.client.post("/v1/chat/completions", {**ASK, "messages": PREFILLED, "continue_final_message": True})
     tokenizer: Any = it.engine.codec.tokenizer
@@ -110,7 +110,7 @@ def test_a_prompt_may_end_without_an_answers_beginning(talk: Make) -> None:
     assert it.prompt().endswith("Oslo?<|im_end|>\n")
 
 
-def test_what_is_remembered_of_conversations_stays_exact(talk: Make) -> None:
+def test_the_cache_of_conversations_stays_exact(talk: Make) -> None:
     """The same messages, rendered in all ways, one after another and each by itself."""
     texts = ["<|im_start|>user " * 6 + "a", "b" * 200, "c" * 100]
     messages = [
@@ -186,7 +186,7 @@ def test_after_so_many_tokens_the_end_of_thinking_is_forced(
         assert {2, opened} <= allowed(it, []) and close in allowed(it, [opened])
 
 
-def test_what_a_budget_needs(talk: Make) -> None:
+def test_a_thinking_budget_that_cannot_apply_is_refused_or_has_no_effect(talk: Make) -> None:
     error = talk(THINKING).refused(thinking_token_budget=5)
     assert (error["param"], error["code"]) == ("thinking_token_budget", "unsupported_field")
     it = thinking(talk, THINKING)

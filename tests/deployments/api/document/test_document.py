@@ -65,7 +65,7 @@ def test_the_document_has_every_entry_with_its_answers_and_errors(document: dict
             assert {"408", "413", "415", "429"} <= operation["responses"].keys()
 
 
-def test_who_asks_first_at_the_same_time_gets_the_same_document(whole: ApiService) -> None:
+def test_concurrent_first_readers_get_the_same_document(whole: ApiService) -> None:
     document = OnceMade(lambda: document_of(route_table(whole), whole))
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda _: document.get(), range(8)))
@@ -118,7 +118,7 @@ POSTS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "says"), POSTS, ids=[path for path, _, _ in POSTS])
-def test_what_is_generated_is_as_described(
+def test_generated_answers_match_the_document(
     client: Client, engine: ScriptedEngine, document: dict[str, Any], path: str, body: dict[str, Any], says: str
 ) -> None:
     engine.says = says

@@ -28,7 +28,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "messages": {"prompt": None},
 }
-"""What fields need beside them."""
+"""Other fields that a field needs."""
 ELSEWHERE = {
     "model": "a 404",
     "truncation_side": "its values",
@@ -93,12 +93,12 @@ def fields(path: str, api: Api) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_numbers_and_texts_have_the_bounds_that_the_document_says(api: Api, path: str) -> None:
+def test_numbers_and_texts_have_the_bounds_of_the_document(api: Api, path: str) -> None:
     for name, schema in fields(path, api):
-        forms, beside = list(api.forms(schema)), BESIDE.get(name, {})
+        forms, other_fields = list(api.forms(schema)), BESIDE.get(name, {})
         if name == "messages" and path != "/tokenize":
-            beside = {}
-        beside = {key: value for key, value in beside.items() if key in api.schema(path)["properties"]}
+            other_fields = {}
+        other_fields = {key: value for key, value in other_fields.items() if key in api.schema(path)["properties"]}
         outside: list[Any] = []
         for form in forms:
             kind = form.get("type")
@@ -107,23 +107,25 @@ def test_numbers_and_texts_have_the_bounds_that_the_document_says(api: Api, path
             good, bad = numbers(form) if kind != "string" else texts(form)
             outside += bad
             for value in good:
-                assert api.takes(path, {**beside, name: value}), (name, value)
+                assert api.takes(path, {**other_fields, name: value}), (name, value)
         for value in outside:
             if not (
                 isinstance(value, str)
                 and any(form.get("type") == "string" and not texts(form)[1] for form in forms)
             ):
-                assert not api.takes(path, {**beside, name: value}), (name, value)
+                assert not api.takes(path, {**other_fields, name: value}), (name, value)
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_arrays_have_the_lengths_and_the_entries_that_the_document_says(api: Api, path: str) -> None:
+def test_arrays_have_the_lengths_and_the_entries_of_the_document(api: Api, path: str) -> None:
     for name, schema in fields(path, api):
-        beside = {"prompt": None} if (name, path) == ("messages", "/tokenize") else {}
+        other_fields = {"prompt": None} if (name, path) == ("messages", "/tokenize") else {}
         arrays = [form for form in api.forms(schema) if form.get("type") == "array"]
         if not arrays:
             continue
-        assert api.takes(path, {**beside, name: []}) == all(not form.get("minItems") for form in arrays), name
+        assert api.takes(path, {**other_fields, name: []}) == all(not form.get("minItems") for form in arrays), (
+            name
+        )
         for form in arrays:
             entry = api.resolved(form.get("items", {}))
             kind = entry.get("type")
@@ -144,15 +146,17 @@ def test_integers_may_be_written_with_a_fraction_of_zero(api: Api, path: str) ->
         for form in api.forms(schema):
             if form.get("type") == "integer":
                 value = max(form.get("minimum", 1), 1)
-                beside = {
+                other_fields = {
                     key: v for key, v in BESIDE.get(name, {}).items() if key in api.schema(path)["properties"]
                 }
-                assert api.takes(path, {**beside, name: float(value)}), name
-                assert not api.takes(path, {**beside, name: value + 0.5}), name
+                assert api.takes(path, {**other_fields, name: float(value)}), name
+                assert not api.takes(path, {**other_fields, name: value + 0.5}), name
 
 
 @pytest.mark.parametrize("rule", ["warn", "ignore", "refuse"])
-def test_unknown_fields_are_taken_where_the_document_says_so(codec: TextCodec, tmp_path: Path, rule: str) -> None:
+def test_unknown_fields_are_accepted_where_the_document_allows_them(
+    codec: TextCodec, tmp_path: Path, rule: str
+) -> None:
     api = Api(codec, tmp_path, Limits(unknown_fields=rule))  # type: ignore[arg-type]
     for path in BODIES:
         others = api.schema(path).get("additionalProperties", True)
@@ -165,7 +169,7 @@ def test_unknown_fields_are_taken_where_the_document_says_so(codec: TextCodec, t
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-def test_every_path_takes_the_methods_of_the_document_and_says_so(api: Api) -> None:
+def test_every_path_accepts_the_methods_of_the_document_and_lists_them(api: Api) -> None:
     for template, described in api.document["paths"].items():
         path = template.replace("{model_id}", MODEL)
         known = {method.upper() for method in described}

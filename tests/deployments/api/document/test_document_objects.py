@@ -125,7 +125,7 @@ ADDED = f"{CONVERSATIONS}/{{conversation_id}}/items"
 
 
 @pytest.mark.parametrize("rule", ["warn", "refuse"])
-def test_objects_are_taken_where_the_document_says_so(codec: TextCodec, tmp_path: Path, rule: str) -> None:
+def test_objects_are_accepted_where_the_document_allows_them(codec: TextCodec, tmp_path: Path, rule: str) -> None:
     api = Api(codec, tmp_path, Limits(unknown_fields=rule))  # type: ignore[arg-type]
     validators = {
         path: jsonschema.Draft202012Validator({**api.schema(path), "components": api.document["components"]})

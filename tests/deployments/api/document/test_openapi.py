@@ -89,7 +89,7 @@ def is_described(document: dict[str, Any], path: str, body: dict[str, Any]) -> b
         ("/detokenize", {"tokens": [5, 6]}),
     ],
 )  # fmt: skip
-def test_what_is_taken_is_described(
+def test_accepted_requests_match_the_document(
     client: Client, document: dict[str, Any], path: str, fields: dict[str, Any]
 ) -> None:
     body = {"model": "demo", **fields}
@@ -121,7 +121,7 @@ def test_what_is_taken_is_described(
         (MESSAGES, {"messages": [USER], "max_tokens": 5, "container": "c"}),
     ],
 )
-def test_what_is_refused_for_its_form_is_not_described(
+def test_requests_refused_for_their_form_do_not_match_the_document(
     client: Client, document: dict[str, Any], path: str, fields: dict[str, Any]
 ) -> None:
     body = {"model": "demo", **fields}

@@ -46,7 +46,9 @@ def test_an_error_names_them_too_and_no_name_breaks_the_header(client: Client) -
 
 
 @BOTH
-def test_what_becomes_of_them_is_a_setting(service: ApiService, path: str, body: dict[str, Any]) -> None:
+def test_a_setting_decides_what_happens_to_unknown_fields(
+    service: ApiService, path: str, body: dict[str, Any]
+) -> None:
     asked = body | {"temprature": 0}
     response = client_of(service, "refuse").post(path, asked)
     error = response.json()["error"]
@@ -66,7 +68,7 @@ def test_what_becomes_of_them_is_a_setting(service: ApiService, path: str, body:
         {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
     ],
 )
-def test_what_only_labels_or_advises_is_taken(
+def test_fields_that_only_label_or_advise_are_accepted(
     client: Client, path: str, body: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     response = client.post(path, body | fields)
@@ -116,7 +118,7 @@ def test_a_schema_may_be_left_out(client: Client, engine: ScriptedEngine) -> Non
 
 @BOTH
 @pytest.mark.parametrize("field", ["prompt", "max_tokens"])
-def test_what_exceeds_the_context_is_said_in_the_words_that_clients_look_for(
+def test_an_error_about_the_context_length_has_the_words_that_clients_look_for(
     client: Client, path: str, body: dict[str, Any], field: str
 ) -> None:
     """LiteLLM and LangChain shorten the conversation when they find them."""
@@ -166,7 +168,7 @@ UNKNOWN = (
 
 
 @BOTH
-def test_what_constrains_nothing_in_a_schema_is_named_as_unknown_fields_are(
+def test_schema_keywords_that_constrain_nothing_are_named_as_unknown_fields_are(
     service: ApiService, path: str, body: dict[str, Any]
 ) -> None:
     fields: dict[str, dict[str, Any]] = {

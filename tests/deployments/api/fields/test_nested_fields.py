@@ -40,7 +40,7 @@ IGNORED = "x-raydix-ignored-fields"
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-def test_they_are_named_wherever_they_are(
+def test_unknown_nested_fields_are_named_wherever_they_are(
     service: ApiService, client: Client, engine: ScriptedEngine, path: str, body: dict[str, Any]
 ) -> None:
     body = sent(body)
@@ -55,7 +55,9 @@ def test_they_are_named_wherever_they_are(
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-def test_the_setting_refuses_them_or_says_nothing(service: ApiService, path: str, body: dict[str, Any]) -> None:
+def test_the_setting_refuses_unknown_nested_fields_or_ignores_them_silently(
+    service: ApiService, path: str, body: dict[str, Any]
+) -> None:
     strict, silent = client_of(service, "refuse"), client_of(service, "ignore")
     body = sent(body)
     assert strict.post(path, body).status_code == 200
@@ -110,7 +112,7 @@ def _within(kinds: list[type[StrictModel]]) -> set[type[StrictModel]]:
     return found
 
 
-def test_those_of_batches_are_named(service: ApiService, tmp_path: Path) -> None:
+def test_unknown_nested_fields_of_batches_are_named(service: ApiService, tmp_path: Path) -> None:
     spool = Spool(FileSettings(directory=str(tmp_path)))
     client = Client(httpx.ASGITransport(create_app(replace(service, spool=spool))))
     body = {"input_file_id": "file-1", "endpoint": CHAT, "completion_window": "24h"}
@@ -120,7 +122,7 @@ def test_those_of_batches_are_named(service: ApiService, tmp_path: Path) -> None
     assert NewBatch in _subclasses(StrictModel) and response.status_code == 404  # there is no such file
 
 
-def test_what_clients_keep_of_answers_is_no_news(client: Client) -> None:
+def test_fields_that_clients_keep_of_answers_are_not_named_as_unknown(client: Client) -> None:
     labels: dict[str, Any] = {name: ["anything"] for name in LABELS if name != "id"}
     answer = {"role": "assistant", "content": [{"type": "text", "text": "a", **labels}], **labels, "refusal": None}
     for path, body in (
@@ -143,7 +145,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(ChatRequest.model_fields)), JSON, max_size=4))
-def test_what_is_known_stays_whatever_has_which_form(fields: dict[str, Any]) -> None:
+def test_known_fields_stay_whatever_their_values(fields: dict[str, Any]) -> None:
     kept = nested_fields.keep_known_within(ChatRequest, fields, IgnoredFields("ignore"))
     assert kept.keys() == fields.keys()
     again = nested_fields.keep_known_within(ChatRequest, kept, IgnoredFields("refuse"))

@@ -54,7 +54,7 @@ def ends(choice: dict[str, Any]) -> tuple[str, Any]:
 
 
 @BOTH
-def test_a_choice_says_what_ended_it(changed: Changed, path: str, body: dict[str, Any]) -> None:
+def test_a_choice_reports_what_ended_it(changed: Changed, path: str, body: dict[str, Any]) -> None:
     """A stop string, a stop token that was asked for, nothing for the model's own end, as in vLLM."""
     client = changed(eos_token_ids=frozenset({STOP}))
     assert told(client, path, body) == (SAID, "stop", None)
@@ -66,7 +66,7 @@ def test_a_choice_says_what_ended_it(changed: Changed, path: str, body: dict[str
 
 
 @BOTH
-def test_what_ends_an_answer_may_be_part_of_it(client: Client, path: str, body: dict[str, Any]) -> None:
+def test_a_stop_string_may_be_part_of_the_answer(client: Client, path: str, body: dict[str, Any]) -> None:
     included = body | {"include_stop_str_in_output": True}
     assert told(client, path, included | {"stop": " fox"}) == ("The quick brown fox", "stop", " fox")
     assert told(client, path, included) == (SAID, "stop", None)
@@ -87,7 +87,9 @@ def test_special_tokens_are_text_if_asked(
 
 
 @BOTH
-def test_all_answers_and_chunks_say_what_computed_them(changed: Changed, path: str, body: dict[str, Any]) -> None:
+def test_all_answers_and_chunks_have_the_systems_fingerprint(
+    changed: Changed, path: str, body: dict[str, Any]
+) -> None:
     client = changed(fingerprint="fp_12")
     assert client.post(path, body).json()["system_fingerprint"] == "fp_12"
     usage = {"stream_options": {"include_usage": True}}
@@ -132,7 +134,7 @@ def test_tokens_may_be_named_by_their_ids(client: Client, path: str, body: dict[
 
 
 @BOTH
-def test_of_a_longer_prompt_its_end_or_its_beginning_is_kept(
+def test_the_end_or_the_beginning_of_a_longer_prompt_is_kept(
     client: Client, engine: ScriptedEngine, path: str, body: dict[str, Any]
 ) -> None:
     for fields in ({}, {"truncate_prompt_tokens": 4}, {"truncate_prompt_tokens": 4, "truncation_side": "right"}):
@@ -157,7 +159,7 @@ def test_as_many_tokens_are_kept_as_fit(
     assert client.post(path, body | {"truncation_side": "up"}).json()["error"]["param"] == "truncation_side"
 
 
-def test_of_a_cut_prompt_what_is_kept_is_echoed(client: Client, engine: ScriptedEngine) -> None:
+def test_the_kept_part_of_a_cut_prompt_is_echoed(client: Client, engine: ScriptedEngine) -> None:
     body = COMPLETION | {
         "prompt": "one two three four",
         "echo": True,
@@ -178,7 +180,7 @@ QWEN = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
 
 
 @BOTH
-def test_requests_that_say_nothing_are_sampled_as_recommended(
+def test_requests_without_parameters_are_sampled_as_recommended(
     changed: Changed, engine: ScriptedEngine, path: str, body: dict[str, Any]
 ) -> None:
     client = changed(sampling_defaults=QWEN)
@@ -188,7 +190,7 @@ def test_requests_that_say_nothing_are_sampled_as_recommended(
     assert sampled == [(0.6, 0.95, 20), (0.6, 0.5, 0), (1.0, 1.0, 0)]
 
 
-def test_recommended_lengths_are_chats_alone(changed: Changed, engine: ScriptedEngine) -> None:
+def test_recommended_lengths_apply_only_to_chat(changed: Changed, engine: ScriptedEngine) -> None:
     client = changed(sampling_defaults={"max_tokens": 30})
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
         for asked in (None, 40):

@@ -42,7 +42,7 @@ def test_an_answer_in_one_piece(client: Client, engine: ScriptedEngine) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_a_stream_says_the_same_as_an_answer_in_one_piece(
+def test_a_stream_has_the_same_text_as_an_answer_in_one_piece(
     client: Client, engine: ScriptedEngine, chunk: int
 ) -> None:
     engine.chunk, engine.says = chunk, "Grüße, 世界 🌍!"
@@ -94,7 +94,7 @@ def test_a_request_without_a_seed_gets_one_of_its_own(client: Client, engine: Sc
     assert first is not None and second is not None and first != second
 
 
-def test_max_tokens_default_to_what_the_context_has_room_for(client: Client, engine: ScriptedEngine) -> None:
+def test_max_tokens_default_to_the_room_in_the_context(client: Client, engine: ScriptedEngine) -> None:
     chat(client)
     request = engine.requests[0]
     assert request.sampling.max_tokens == 512 - len(request.prompt_ids)
@@ -135,7 +135,7 @@ def test_sampling_parameters_reach_the_engine(client: Client, engine: ScriptedEn
     assert (request.salt, request.priority, request.session_id) == ("salt:tenant", 3, "s-1")
 
 
-def test_what_is_remembered_of_conversations_has_the_salt_of_their_cache(
+def test_the_cache_of_conversations_has_the_salt_of_the_prefix_cache(
     client: Client, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     salts, render = [], engine.codec.render_chat

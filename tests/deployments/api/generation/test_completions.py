@@ -35,7 +35,7 @@ def test_sixteen_tokens_by_default(client: Client, engine: ScriptedEngine) -> No
 @pytest.mark.parametrize(
     "options", [{}, {"n": 2}, {"best_of": 2}, {"use_beam_search": True}, {"ignore_eos": True}]
 )
-def test_the_default_is_cut_to_what_each_prompt_leaves_room_for(
+def test_the_default_is_cut_to_the_room_that_each_prompt_leaves(
     client: Client, engine: ScriptedEngine, options: dict[str, Any]
 ) -> None:
     """A maximum that the client gives is not: it would get less than it asked for."""
@@ -69,7 +69,7 @@ def test_an_answer_that_must_be_longer_than_the_room_is_refused(client: Client, 
     ],
 )
 @pytest.mark.parametrize("as_text", [False, True])
-def test_what_is_not_continued_may_take_all_of_the_context(
+def test_a_prompt_that_is_not_continued_may_fill_the_context(
     client: Client, engine: ScriptedEngine, options: dict[str, Any], as_text: bool
 ) -> None:
     ids = engine.codec.encode("a" * 4000)[:MAX_MODEL_LEN]

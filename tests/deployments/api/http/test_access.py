@@ -118,7 +118,7 @@ def test_a_key_may_come_as_anthropics_clients_send_it(build: Build, engine: Scri
     assert "several x-api-key" in error_of(twice)["message"]
 
 
-def test_two_keys_at_once_and_huge_headers_are_refused(build: Build) -> None:
+def test_two_keys_in_one_request_and_huge_headers_are_refused(build: Build) -> None:
     client = build(tenant("a"))
     twice = [(b"authorization", b"Bearer key-a"), (b"authorization", b"Bearer key-b")]
     assert client.get("/v1/models", headers=twice).status_code == 401
@@ -146,7 +146,7 @@ def test_probes_need_no_key_and_metrics_need_the_admins_where_there_are_tenants(
     assert build(protect_metrics=True).get("/metrics").status_code == 401
 
 
-def test_metrics_of_tenants_without_an_admin_are_shown_to_nobody_and_the_answer_says_why(build: Build) -> None:
+def test_without_an_admin_key_the_metrics_of_tenants_are_refused_with_the_reason(build: Build) -> None:
     for key in ({}, bearer("key-a"), bearer("root")):
         refused = build(tenant("a"), admin=False).get("/metrics", **key)
         assert refused.status_code == 403

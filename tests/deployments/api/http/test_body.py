@@ -127,7 +127,7 @@ def test_a_large_body_that_is_not_json_is_refused_with_its_place(
     [({}, False), ({"user": "x" * 300_000}, True), ({"metadata": [1] * 20_000}, True)],
     ids=["small", "bytes", "values"],
 )
-def test_what_is_large_is_parsed_in_a_thread(
+def test_a_large_body_is_parsed_in_a_thread(
     service: ApiService, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], is_far: bool
 ) -> None:
     """Both its JSON and what the API makes of it."""
@@ -246,7 +246,7 @@ def test_no_tenant_takes_more_than_half() -> None:
         ("/detokenize", {"tokens": [5] * 300}),
     ],
 )
-def test_what_exceeds_the_room_gets_a_429_and_the_next_request_finds_it_free(
+def test_a_body_that_exceeds_the_room_gets_a_429_and_the_next_request_finds_it_free(
     service: ApiService, monkeypatch: pytest.MonkeyPatch, path: str, body: object
 ) -> None:
     """Another body holds the room while this one comes; when it is gone there is room again."""

@@ -30,7 +30,7 @@ class Held:
         await send({"type": "http.response.body", "body": b""})
 
 
-def test_one_more_than_the_bound_is_refused_until_one_has_ended() -> None:
+def test_one_request_more_than_the_bound_is_refused_until_one_has_ended() -> None:
     async def scenario() -> None:
         held = Held()
         transport = httpx.ASGITransport(Bounded(held, max_open=2))
@@ -50,7 +50,7 @@ def test_one_more_than_the_bound_is_refused_until_one_has_ended() -> None:
 
 
 @pytest.mark.parametrize(("names", "places"), [(("a", "b"), 2), (("a",), 3)])
-def test_of_several_tenants_each_may_have_half_of_the_places(names: tuple[str, ...], places: int) -> None:
+def test_each_of_several_tenants_may_have_half_of_the_places(names: tuple[str, ...], places: int) -> None:
     """And who has no key has none."""
     access = AccessControl(
         KeyRing([TenantSettings(name=name, key_hashes=(hash_key(f"key-of-{name}"),)) for name in names])
@@ -185,7 +185,7 @@ def test_one_address_has_no_more_unfinished_bodies_than_there_are_places(header:
 
 
 @BODIES
-def test_unfinished_bodies_count_when_the_layers_are_made_anew(header: tuple[bytes, bytes]) -> None:
+def test_unfinished_bodies_count_when_the_layers_are_made_again(header: tuple[bytes, bytes]) -> None:
     """They then end in the layer that they began in, and take places that the new one knows of."""
 
     async def scenario() -> None:

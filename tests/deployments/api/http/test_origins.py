@@ -135,7 +135,9 @@ def test_no_host_header_is_an_internal_error(host: bytes) -> None:
         ({"cors_origins": ["null"]}, "is no origin"),
     ],
 )
-def test_what_no_browser_sends_is_refused_in_the_configuration(settings: dict[str, Any], complaint: str) -> None:
+def test_origins_that_no_browser_sends_are_refused_in_the_configuration(
+    settings: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(ValueError, match=complaint):
         AppArgs.model_validate({"ingresses": settings})
 

@@ -23,7 +23,7 @@ async def _write(turns: Turns, every_s: float, until: float) -> list[float]:
     return written
 
 
-def test_streams_share_what_an_ingress_may_write() -> None:
+def test_streams_share_the_writes_that_an_ingress_may_make() -> None:
     async def scenario() -> list[list[float]]:
         pace = Pace(max_per_s=1000)
         streams = [_write(pace.open(), every_s=0.001, until=2.0) for _ in range(100)]
@@ -36,7 +36,7 @@ def test_streams_share_what_an_ingress_may_write() -> None:
     assert all(after - before < 0.11 for times in written for before, after in pairwise(times))
 
 
-def test_slow_tokens_wait_for_nothing_beside_fast_ones() -> None:
+def test_slow_streams_do_not_wait_next_to_fast_ones() -> None:
     async def scenario() -> list[float]:
         pace = Pace(max_per_s=1000)
         fast = [asyncio.create_task(_write(pace.open(), every_s=0.001, until=2.0)) for _ in range(49)]
@@ -47,7 +47,7 @@ def test_slow_tokens_wait_for_nothing_beside_fast_ones() -> None:
     assert len(run(scenario())) in (20, 21)
 
 
-def test_a_fast_stream_may_have_what_others_leave() -> None:
+def test_a_fast_stream_may_use_the_rate_that_others_leave() -> None:
     async def scenario() -> list[float]:
         pace = Pace(max_per_s=1000)
         others = [pace.open() for _ in range(500)]

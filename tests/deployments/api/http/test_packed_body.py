@@ -63,7 +63,7 @@ def unpack(body: bytes, name: str, max_bytes: int = 2**24, memory: BodyMemory | 
 
 @pytest.mark.parametrize(("name", "pack"), PACKINGS, ids=NAMES)
 @given(st.binary(max_size=300), st.integers(1, 40), st.integers(1, 4000))
-def test_what_was_packed_is_unpacked_whatever_its_length(
+def test_a_packed_body_of_any_length_is_unpacked(
     name: str, pack: Pack, part: bytes, piece: int, times: int
 ) -> None:
     body = part * times
@@ -136,7 +136,7 @@ def test_a_bomb_is_refused_as_soon_as_it_exceeds_the_bound(
     assert memory.num_bytes == 0
 
 
-def test_a_body_takes_the_room_of_what_it_becomes() -> None:
+def test_a_packed_body_takes_the_room_of_its_unpacked_size() -> None:
     async def run() -> None:
         memory = BodyMemory(2**20, has_tenants=False)
         body = gzip.compress(b"a" * 10_000)

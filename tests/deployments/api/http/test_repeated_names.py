@@ -36,7 +36,7 @@ def test_a_name_that_stands_twice_is_refused_with_its_place(body: str, arguments
         '{"a": "\\"a\\": 1, \\\\", "b": ":{\\"arguments\\":{"}',
     ],
 )  # fmt: skip
-def test_what_names_each_value_once_is_taken(body: str, arguments: str) -> None:
+def test_a_body_that_names_each_value_once_is_accepted(body: str, arguments: str) -> None:
     parse_object((body % arguments).encode(), Limits())
 
 

@@ -76,7 +76,7 @@ def test_work_is_cancelled_where_it_waits_when_the_client_leaves(tells_itself: b
 
 
 @both_ways
-def test_work_that_is_done_leaves_nobody_waiting_for_the_client(tells_itself: bool) -> None:
+def test_finished_work_leaves_no_task_waiting_for_the_client(tells_itself: bool) -> None:
     async def scenario() -> None:
         connection = Connection(tells_itself)
 
@@ -162,7 +162,7 @@ LONG = [b"[" + b"1," * PART_BYTES, b"2," * 10, b"3" * 3 * PART_BYTES + b"]"]
 
 
 @pytest.mark.parametrize("make", [lambda: json_in_pieces(LONG), lambda: stream_of(b"".join(LONG))])
-def test_a_turn_of_the_loop_sends_a_part_of_what_is_large(make: Callable[[], Response]) -> None:
+def test_a_turn_of_the_loop_sends_a_part_of_a_large_answer(make: Callable[[], Response]) -> None:
     async def scenario() -> None:
         sent = Sent(make(), Connection(tells_itself=True))
         await sent()

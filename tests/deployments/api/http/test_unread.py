@@ -154,7 +154,7 @@ def test_tenants_have_room_of_their_own_wherever_they_come_from() -> None:
     asyncio.run(scenario())
 
 
-def test_what_one_client_could_never_read_whole_is_not_to_be_tried_again() -> None:
+def test_an_answer_that_no_client_could_read_whole_is_not_to_be_tried_again() -> None:
     async def scenario() -> None:
         reader = Reader()
         reader.go.set()
@@ -167,7 +167,7 @@ def test_what_one_client_could_never_read_whole_is_not_to_be_tried_again() -> No
     asyncio.run(scenario())
 
 
-def test_what_is_small_and_what_no_client_reads_takes_no_room() -> None:
+def test_a_small_answer_and_one_that_no_client_reads_take_no_room() -> None:
     async def scenario() -> None:
         memory = UnreadMemory(2**20, has_tenants=False)
         with memory.open("") as other:

@@ -46,7 +46,7 @@ def read(text: str) -> dict[str, Any]:
 
 @settings(max_examples=examples(200))
 @given(text=objects(values(NUMBER)))
-def test_arguments_are_kept_and_all_else_is_what_every_parser_reads(text: str) -> None:
+def test_arguments_keep_their_numbers_as_written_and_all_else_is_parsed_as_usual(text: str) -> None:
     def check(found: Any, plain: Any, written: Any, *, is_top: bool, is_shown: bool = False) -> None:
         if isinstance(written, dict):
             assert found.keys() == plain.keys() == written.keys()

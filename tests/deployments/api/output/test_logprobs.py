@@ -56,7 +56,7 @@ def stream_of(client: Client, path: str, body: dict[str, Any]) -> list[dict[str,
     return [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
 
 
-def test_answers_are_what_the_client_s_types_say(client: Client) -> None:
+def test_answers_match_the_types_of_the_client(client: Client) -> None:
     """Validated, which the client itself does not do."""
     chat = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}
     chat |= {"logprobs": True, "top_logprobs": 2}
@@ -129,7 +129,7 @@ def test_a_text_that_begins_with_a_word_has_no_space_there(sentencepiece: TextCo
     assert pieces(sentencepiece, ids, "the athe the") == ["the", " a", "the", " the"]
 
 
-def test_what_the_tokenizer_added_has_no_place_in_the_text(sentencepiece: TextCodec) -> None:
+def test_tokens_that_the_tokenizer_added_have_no_place_in_the_text(sentencepiece: TextCodec) -> None:
     ids = [1, *ids_of(sentencepiece, "the a")]
     assert prompt_offsets(sentencepiece, ids, "the a") == [0, 0, 3]
     assert prompt_offsets(sentencepiece, ids, "<s>the a") == [0, 3, 6]  # written, or decoded from ids
@@ -141,7 +141,7 @@ def test_offsets_never_leave_a_text_that_the_tokenizer_changed(codec: TextCodec)
     assert offsets == sorted(offsets) and offsets[-1] <= len("short")
 
 
-def test_offsets_of_output_go_on_where_the_prompt_ends(codec: TextCodec) -> None:
+def test_offsets_of_output_continue_where_the_prompt_ends(codec: TextCodec) -> None:
     (end,) = ids_of(codec, "<|im_end|>")
     offsets = OutputOffsets(codec, 10)
     before, after = ([TokenLogprobs(token, -0.5) for token in ids_of(codec, text)] for text in ("é a", " b"))
@@ -156,7 +156,7 @@ def test_offsets_of_output_go_on_where_the_prompt_ends(codec: TextCodec) -> None
 # --- the formats -----------------------------------------------------------------------------------------------
 
 
-def test_of_tokens_that_read_alike_the_likelier_one_counts(codec: TextCodec) -> None:
+def test_the_likelier_one_of_tokens_with_the_same_text_counts(codec: TextCodec) -> None:
     """A harness that asks for one alternative compares it with the token's own: it must not be overwritten."""
     a, b = ids_of(codec, "a")[0], ids_of(codec, "b")[0]
     (top,) = completion_logprobs(codec, [TokenLogprobs(a, -3.0, ((a, -0.1),))], 1, [0])["top_logprobs"]
@@ -189,7 +189,7 @@ def test_prompt_logprobs_are_by_token_id_with_ranks(codec: TextCodec) -> None:
     assert list(second) == [str(ids[1]), str(ids[0])]
 
 
-def test_what_json_cannot_say_is_as_unlikely_as_can_be(codec: TextCodec) -> None:
+def test_a_log_probability_that_json_cannot_express_is_the_lowest_one(codec: TextCodec) -> None:
     impossible = TokenLogprobs(5, -math.inf, ((6, math.nan),), 9)
     assert [at["logprob"] for at in prompt_logprobs(codec, [impossible], 1)[1].values()] == [-9999.0] * 2
     assert completion_logprobs(codec, [impossible], 1, [0])["token_logprobs"] == [-9999.0]
@@ -213,7 +213,7 @@ def test_a_long_list_is_encoded_in_short_steps(monkeypatch: pytest.MonkeyPatch) 
     assert json.loads(b"".join(spelled.pieces)) == [-number for number in range(600)]
 
 
-def test_what_is_encoded_in_pieces_is_put_together_nowhere() -> None:
+def test_an_answer_encoded_in_pieces_is_never_joined() -> None:
     long, longer = response_encoder.Pieces([b"[1,", b"2]"]), response_encoder.Pieces([b'{"a":', b"3}"])
     answer = {"\0": "\0", "deep": [{"long": long}, {"longer": longer, "after": long}], "end": None}
     pieces = response_encoder.in_pieces(answer)

@@ -1,4 +1,4 @@
-"""Whatever is generated and asked for: log-probabilities beside a text are of the tokens that spell it."""
+"""Whatever is generated and asked for: log-probabilities next to a text are of the tokens that spell it."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ def test_a_chat_s_chunks_have_the_tokens_of_their_text(
     for chunk_ in model.events("/v1/chat/completions", body):
         (choice,) = chunk_["choices"]
         content = choice["delta"].get("content") or ""
-        beside = choice["logprobs"]["content"] if choice["logprobs"] else []
-        assert not content or not beside or spelled(beside) == content
-        text, tokens, thoughts = text + content, tokens + beside, thoughts + choice["delta"].get("reasoning", "")
+        logprobs = choice["logprobs"]["content"] if choice["logprobs"] else []
+        assert not content or not logprobs or spelled(logprobs) == content
+        text, tokens, thoughts = text + content, tokens + logprobs, thoughts + choice["delta"].get("reasoning", "")
         num_calls += sum("id" in call for call in choice["delta"].get("tool_calls", ()))
     assert text == (whole["message"]["content"] or "") and tokens == whole["logprobs"]["content"]
     assert thoughts == whole["message"].get("reasoning", "")
@@ -131,17 +131,17 @@ def test_a_completion_s_chunks_have_the_tokens_of_their_text_and_where_they_begi
     text, names, offsets, seen = "", list[str](), list[int](), list[int]()
     for event in model.events("/v1/completions", body):
         (choice,) = event["choices"]
-        beside = choice["logprobs"] or {"tokens": [], "text_offset": []}
-        assert beside["text_offset"] == sorted(beside["text_offset"])
+        logprobs = choice["logprobs"] or {"tokens": [], "text_offset": []}
+        assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
         own = choice.get("token_ids", [])
         if choice["text"] and own:
             bytes_ = b"".join(bytes(model.codec.token_text(token)[1]) for token in own)
             assert bytes_.decode(errors="replace") == choice["text"]
-            assert beside["text_offset"][0] == len(text)
+            assert logprobs["text_offset"][0] == len(text)
         elif own:
-            assert beside["text_offset"] == [len(text)] * len(own)
-        text, names = text + choice["text"], names + beside["tokens"]
-        offsets, seen = offsets + beside["text_offset"], seen + own
+            assert logprobs["text_offset"] == [len(text)] * len(own)
+        text, names = text + choice["text"], names + logprobs["tokens"]
+        offsets, seen = offsets + logprobs["text_offset"], seen + own
     assert text == whole["text"] and seen == whole["token_ids"]
     assert names == whole["logprobs"]["tokens"] and offsets == whole["logprobs"]["text_offset"]
 
@@ -191,7 +191,7 @@ def test_the_end_token_has_a_chunk_of_its_own(chunk: int) -> None:
     assert [at["token"] for at in whole["logprobs"]["content"]][-1] == "<|im_end|>"  # with all that was generated
 
 
-def test_of_a_token_that_a_stop_string_cuts_the_text_comes_without_it() -> None:
+def test_a_token_that_a_stop_string_cuts_has_its_text_without_the_stop_string() -> None:
     model = MODELS[0]
     (token,) = {i for i in range(300, 4096) if model.codec.token_text(i)[0] == " return"} or {0}
     model.says([*model.codec.encode("a", add_special_tokens=False), token], 50)

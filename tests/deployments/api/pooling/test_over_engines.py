@@ -28,7 +28,7 @@ async def embed(api: Api, **fields: Any) -> dict[str, Any]:
     return body
 
 
-def test_they_are_those_of_the_engine_cold_and_warm() -> None:
+def test_embeddings_are_those_of_the_engine_cold_and_warm() -> None:
     expected = LLM("demo", tasks=["embed"], kv_pages=64, page_size=16).embed(TEXTS)
 
     async def play() -> None:
@@ -46,7 +46,7 @@ def test_they_are_those_of_the_engine_cold_and_warm() -> None:
     asyncio.run(play())
 
 
-def test_they_run_beside_answers_which_do_not_change() -> None:
+def test_embeddings_run_next_to_answers_without_changing_them() -> None:
     async def play() -> None:
         async with api_over(1, tasks=["generate", "embed"], **ENGINE) as api:
             alone = await api.complete(temperature=0, max_tokens=24)

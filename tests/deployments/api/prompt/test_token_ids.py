@@ -78,7 +78,7 @@ def test_short_texts_are_encoded_on_the_loop_and_long_ones_in_a_thread(work: Wor
     assert work.take() == {("encode", "thread")}
 
 
-def test_of_a_conversation_only_what_is_new_counts(work: Work) -> None:
+def test_only_the_new_part_of_a_conversation_counts(work: Work) -> None:
     model = served()
     work.take()  # its control tokens were encoded
     encoded(model, LONG)
@@ -98,7 +98,7 @@ def test_without_a_cache_all_of_it_is_new(work: Work) -> None:
         assert work.take() == {("render", "loop"), ("encode", "thread")}
 
 
-def test_what_another_has_sent_is_new_if_caches_are_separate(work: Work) -> None:
+def test_text_that_another_tenant_has_sent_is_new_if_caches_are_separate(work: Work) -> None:
     model = served()
     encoded(model, LONG, salt="tenant:a:")
     work.take()
@@ -108,7 +108,7 @@ def test_what_another_has_sent_is_new_if_caches_are_separate(work: Work) -> None
     assert work.take() == {("render", "loop")}
 
 
-def test_what_is_kept_and_what_is_tokenized_is_counted() -> None:
+def test_kept_and_tokenized_pieces_are_counted() -> None:
     model = served()
     assert model.metrics is not None
     first = len(model.codec.decode(encoded(model, LONG)))

@@ -141,7 +141,7 @@ def test_a_request_is_measured_against_its_targets() -> None:
     assert observed(metrics, "request_output_tokens") == [1, 5]
 
 
-def test_an_answer_of_one_token_and_one_broken_off_are_not_judged_by_what_they_lack() -> None:
+def test_answers_of_one_token_and_broken_ones_are_not_judged_by_times_that_they_lack() -> None:
     metrics = Metrics("m", "i")
     request = RecordedRequest(metrics, SloSettings())
     request.receive(0, 1, 100.1)

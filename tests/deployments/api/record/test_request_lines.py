@@ -57,7 +57,7 @@ def test_an_answer_s_tokens_are_shown(
         ("/tokenize", {"prompt": "a"}, r"POST /tokenize 200 \d+ ms"),
     ],
 )
-def test_what_was_wrong_is_shown(
+def test_a_line_shows_what_was_wrong(
     watched: Client, lines: list[str], path: str, body: dict[str, object], expected: str
 ) -> None:
     watched.post(path, body)
@@ -73,7 +73,7 @@ def test_a_missing_key_is_shown_and_no_key_is(shown: ApiService, lines: list[str
     assert line.startswith("POST /v1/completions 401 ") and "is not known here" in line and "wrong" not in line
 
 
-def test_a_stream_that_ends_with_an_error_says_so(
+def test_the_line_of_a_stream_that_ends_with_an_error_shows_it(
     watched: Client, engine: ScriptedEngine, lines: list[str]
 ) -> None:
     engine.fail_after = (2, ReplicaLost("replica-1", "it died"))
@@ -111,6 +111,6 @@ def test_a_line_is_short_and_printable(watched: Client, lines: list[str]) -> Non
     assert line.isprintable() and len(line) <= MAX_CHARS + 1 and " 404 " in line
 
 
-def test_lines_cost_nothing_where_nobody_wants_them(service: ApiService, lines: list[str]) -> None:
+def test_request_lines_cost_nothing_where_they_are_off(service: ApiService, lines: list[str]) -> None:
     plain, shown = create_app(service), create_app(replace(service, write_line=lines.append))
     assert "RequestLines" not in repr(vars(plain)) and "RequestLines" in repr(vars(shown))

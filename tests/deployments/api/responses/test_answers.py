@@ -148,7 +148,7 @@ def test_log_probabilities_are_those_of_the_text(ask: Make, chunk: int) -> None:
     assert it.whole()["output"][0]["content"][0]["logprobs"] == []
 
 
-def test_a_stream_that_fails_says_so_and_has_what_there_was(ask: Make) -> None:
+def test_a_stream_that_fails_reports_it_and_keeps_its_output(ask: Make) -> None:
     it = ask()
     it.engine.fail_after = (2, ReplicaLost("r", "gone"))
     *_, error, failed = it.events()
@@ -193,7 +193,7 @@ def test_a_choice_among_tools(ask: Make) -> None:
     assert "get_weather" not in it.talk.prompt()
 
 
-def test_what_the_engine_is_asked_for(ask: Make) -> None:
+def test_the_engine_gets_the_parameters_of_the_request(ask: Make) -> None:
     it = ask()
     it.whole(
         temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, seed=3, stop=["x"], max_output_tokens=9, priority=2,

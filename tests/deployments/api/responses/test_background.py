@@ -58,7 +58,7 @@ def test_the_answer_is_generated_after_the_request_was_answered(ask: Make) -> No
     it.play(scene)
 
 
-def test_a_running_one_is_cancelled_with_what_it_has(ask: Make) -> None:
+def test_a_running_response_is_cancelled_and_keeps_its_output(ask: Make) -> None:
     it = ask()
     it.engine.hangs = True
 
@@ -78,7 +78,7 @@ def test_a_running_one_is_cancelled_with_what_it_has(ask: Make) -> None:
     it.play(scene)
 
 
-def test_one_is_cancelled_before_it_has_begun_and_by_its_deletion(ask: Make) -> None:
+def test_a_background_response_is_cancelled_before_it_has_begun_and_by_its_deletion(ask: Make) -> None:
     it = ask()
     it.engine.hangs = True
 
@@ -92,7 +92,7 @@ def test_one_is_cancelled_before_it_has_begun_and_by_its_deletion(ask: Make) -> 
     it.play(scene)
 
 
-def test_only_what_runs_in_the_background_is_cancelled(ask: Make) -> None:
+def test_only_background_responses_are_cancelled(ask: Make) -> None:
     it = ask()
     refused = it.client.post(f"{RESPONSES}/{it.whole()['id']}/cancel")
     assert refused.status_code == 400 and "background" in refused.json()["error"]["message"]
@@ -128,11 +128,11 @@ def test_a_failure_ends_its_stream_too(ask: Make) -> None:
     it.play(scene)
 
 
-def test_a_bad_request_is_refused_at_once(ask: Make) -> None:
+def test_a_bad_request_is_refused_immediately(ask: Make) -> None:
     assert ask().refused(background=True, input=[])["param"] == "input"
 
 
-def test_its_stream_is_read_while_it_runs_and_again_from_any_event(ask: Make) -> None:
+def test_the_stream_of_a_background_response_is_read_while_it_runs_and_again_from_any_event(ask: Make) -> None:
     it = ask()
 
     async def scene(http: httpx.AsyncClient) -> None:
@@ -154,7 +154,7 @@ def test_its_stream_is_read_while_it_runs_and_again_from_any_event(ask: Make) ->
     it.play(scene)
 
 
-def test_there_are_at_most_as_many_as_the_setting_says(ask: Make) -> None:
+def test_no_more_background_responses_run_than_configured(ask: Make) -> None:
     it = ask()
     it.engine.hangs = True
     service = replace(it.talk.service, responses=KeptResponses(ResponseSettings(max_background=2)))
@@ -194,7 +194,7 @@ def test_no_tenant_takes_more_than_half_of_them(ask: Make) -> None:
     Responses(it.talk.of(service)).play(scene)
 
 
-def test_they_count_to_their_tenants_limits(ask: Make) -> None:
+def test_background_responses_count_towards_the_limits_of_their_tenant(ask: Make) -> None:
     it = ask()
     it.engine.hangs = True
     tenant = TenantSettings(name="t", key_hashes=(hash_key("k" * 20),), max_concurrency=1, requests_per_minute=2)

@@ -38,7 +38,7 @@ def item_of(response: dict[str, Any], index: int = 0) -> dict[str, str]:
     return {"type": "item_reference", "id": f"msg_{response['id'].removeprefix('resp_')}i{index}"}
 
 
-def test_a_reference_counts_as_what_it_names_each_time(ask: Make) -> None:
+def test_a_reference_counts_as_the_item_that_it_names_each_time(ask: Make) -> None:
     it = ask(limits=SMALL)
     long = it.whole(input=LONG, truncation="auto")
     twice = [item_of(long), item_of(long), {"role": "user", "content": "hi"}]
@@ -115,7 +115,7 @@ def test_conversations_are_listed_in_their_tenants_turn(ask: Make, monkeypatch: 
     ],
     ids=["repeated", "not stored", "each time", "prompt"],
 )
-def test_what_an_answer_holds_of_its_request_counts_until_its_end(
+def test_the_parts_of_a_request_that_its_answer_holds_count_until_its_end(
     ask: Make, memories: list[BodyMemory], change: dict[str, Any], least: int
 ) -> None:
     """But not what the prompt explains: admission bounds tokens."""

@@ -90,7 +90,7 @@ def test_a_response_continues_its_conversation_and_becomes_a_part_of_it(
     assert name in refused["message"] and refused["param"] == "previous_response_id"
 
 
-def test_one_in_the_background_enters_its_conversation_too(ask: Make) -> None:
+def test_a_background_response_is_added_to_its_conversation_too(ask: Make) -> None:
     it = ask()
     path = made(it, "one")
 
@@ -105,7 +105,7 @@ def test_one_in_the_background_enters_its_conversation_too(ask: Make) -> None:
     assert said(it, path) == ["one", ASK["input"], it.engine.says]
 
 
-def test_a_conversation_that_goes_on_is_found_in_the_cache() -> None:
+def test_a_continued_conversation_is_found_in_the_cache() -> None:
     async def play() -> None:
         async with api_over(1, **DEMO) as api:
             name = (await api.http.post(TOP, json={})).json()["id"]
@@ -148,7 +148,7 @@ def test_a_conversation_that_is_not_there_is_refused(ask: Make, change: dict[str
         ("/ID/items", {"items": [{"role": "king", "content": "x"}]}, "items.0.role"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(
+def test_a_call_that_makes_no_sense_is_refused_and_changes_nothing(
     ask: Make, path: str, body: dict[str, Any], param: str
 ) -> None:
     it = ask()
@@ -158,7 +158,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(
     assert said(it, one) == ["one"]
 
 
-def test_what_is_not_there_is_a_404(ask: Make) -> None:
+def test_a_missing_conversation_or_item_is_a_404(ask: Make) -> None:
     it = ask()
     path = made(it, "one")
     strange = f"{TOP}/conv_{'1' * 32}"
@@ -184,7 +184,7 @@ def test_a_conversation_is_no_larger_than_a_body(ask: Make) -> None:
 
 
 @pytest.mark.parametrize("store", ["memory", "file"])
-def test_what_is_added_at_once_by_several_is_all_there(ask: Make, tmp_path: Path, store: str) -> None:
+def test_items_that_several_clients_add_together_are_all_there(ask: Make, tmp_path: Path, store: str) -> None:
     """With a directory, two ingresses add to the same conversation."""
     it = ask()
     settings = ResponseSettings(store="memory" if store == "memory" else f"file://{tmp_path}/kept")

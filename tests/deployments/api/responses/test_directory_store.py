@@ -49,7 +49,7 @@ async def held(store: DirectoryStore, tenant: str, *numbers: int) -> list[bool]:
     return [record is not None for record in await store.get(tenant, [name(number) for number in numbers])]
 
 
-def test_what_one_process_keeps_another_reads_replaces_and_deletes(disk: Disk) -> None:
+def test_a_process_reads_replaces_and_deletes_records_that_another_keeps(disk: Disk) -> None:
     async def scene() -> None:
         one, other = disk.store(), disk.store()
         assert await one.get("t", [name(1)]) == [None] and not await one.delete("t", name(1))
@@ -65,7 +65,7 @@ def test_what_one_process_keeps_another_reads_replaces_and_deletes(disk: Disk) -
 
 
 @pytest.mark.parametrize("is_used", [False, True])
-def test_what_is_not_used_is_forgotten_in_time(disk: Disk, is_used: bool) -> None:
+def test_unused_records_are_forgotten_in_time(disk: Disk, is_used: bool) -> None:
     async def scene() -> None:
         store = disk.store()
         await store.put("t", name(1), b"x" * 100)
@@ -80,7 +80,7 @@ def test_what_is_not_used_is_forgotten_in_time(disk: Disk, is_used: bool) -> Non
     play(scene)
 
 
-def test_a_full_directory_forgets_what_the_tenant_with_most_has_not_used(disk: Disk) -> None:
+def test_a_full_directory_forgets_unused_records_of_the_tenant_with_most(disk: Disk) -> None:
     async def scene() -> None:
         store = disk.store(max_bytes=SHARE * SIZE)
         for number in range(3):
@@ -98,7 +98,7 @@ def test_a_full_directory_forgets_what_the_tenant_with_most_has_not_used(disk: D
     play(scene)
 
 
-def test_what_is_cut_off_or_foreign_does_not_exist(disk: Disk) -> None:
+def test_a_truncated_or_foreign_file_does_not_exist(disk: Disk) -> None:
     async def scene() -> None:
         store = disk.store()
         await store.put("t", name(1), b"x" * 100)

@@ -127,7 +127,7 @@ def test_instructions_come_first(ask: Make) -> None:
         ({"top_logprobs": 100}, "top_logprobs", "limits.max_top_logprobs"),
     ],
 )  # fmt: skip
-def test_what_is_refused_is_named_as_the_client_knows_it(
+def test_a_refused_field_is_named_as_the_client_knows_it(
     ask: Make, change: dict[str, Any], param: str, words: str
 ) -> None:
     error = ask(HERMES).refused(**change)
@@ -158,7 +158,7 @@ answers = st.tuples(thoughts, st.lists(words | calls, max_size=4)).map(lambda pa
 
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(answers, st.integers(1, 40), st.booleans())
-def test_what_this_server_has_sent_is_taken_back(ask: Make, answer: str, most: int, stream: bool) -> None:
+def test_output_of_this_server_is_accepted_as_input(ask: Make, answer: str, most: int, stream: bool) -> None:
     """Sent back item by item, or named by the response's id, it gives the same prompt."""
     it = ask(HERMES, reasoning="think")
     it.engine.says = answer
@@ -194,7 +194,7 @@ def test_the_oldest_turns_are_left_out_where_the_client_lets_them(ask: Make) -> 
     assert len(it.engine.requests[-1].prompt_ids) > 3000, "as few as possible"
 
 
-def test_a_template_hears_how_much_to_think_and_say(ask: Make) -> None:
+def test_a_template_gets_the_effort_and_the_verbosity(ask: Make) -> None:
     it = ask("{{ reasoning_effort }} {{ verbosity }} {{ messages[0].content }}")
     it.whole(reasoning={"effort": "low"}, text={"verbosity": "high"})
     assert it.talk.prompt().startswith("low high")

@@ -50,7 +50,7 @@ def test_openais_client_reads_it(ask: Make) -> None:
     assert counted.object == "response.input_tokens" and counted.input_tokens > 1
 
 
-def test_what_a_response_continues_is_counted_too(ask: Make) -> None:
+def test_the_conversation_that_a_response_continues_is_counted_too(ask: Make) -> None:
     it = ask(HERMES)
     first = it.whole()
     item = {"type": "item_reference", "id": first["output"][0]["id"]}
@@ -78,13 +78,13 @@ def test_what_a_response_continues_is_counted_too(ask: Make) -> None:
         ({"previous_response_id": "resp_" + "0" * 32}, 404, "previous_response_id"),
     ],
 )
-def test_what_is_wrong_is_named(ask: Make, change: dict[str, Any], status: int, param: str) -> None:
+def test_a_wrong_field_is_named(ask: Make, change: dict[str, Any], status: int, param: str) -> None:
     body = {name: value for name, value in (ASK | change).items() if value is not ...}
     response = ask(HERMES).client.post(PATH, body)
     assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 
 
-def test_what_is_left_out_and_unknown_is_named(ask: Make) -> None:
+def test_ignored_and_unknown_fields_are_named(ask: Make) -> None:
     response = ask(HERMES).client.post(PATH, ASK | {"personality": "friendly", "tools": [{"type": "mcp"}]})
     assert response.headers["x-raydix-ignored-fields"] == "personality, tools.0:mcp"
 

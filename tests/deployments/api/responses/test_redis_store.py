@@ -58,7 +58,7 @@ async def held(store: RedisStore, tenant: str, *numbers: int) -> list[bool]:
     return [record is not None for record in await store.get(tenant, [name(number) for number in numbers])]
 
 
-def test_what_one_process_keeps_another_reads_replaces_and_deletes(shared: Shared) -> None:
+def test_a_process_reads_replaces_and_deletes_records_that_another_keeps(shared: Shared) -> None:
     async def scene() -> None:
         async with shared.store() as one, shared.store() as other:
             assert await one.get("t", [name(1)]) == [None] and not await one.delete("t", name(1))
@@ -73,7 +73,7 @@ def test_what_one_process_keeps_another_reads_replaces_and_deletes(shared: Share
     assert shared.names() == set()
 
 
-def test_a_full_store_forgets_what_the_tenant_with_most_has_not_used(shared: Shared) -> None:
+def test_a_full_store_forgets_unused_records_of_the_tenant_with_most(shared: Shared) -> None:
     async def scene() -> None:
         async with shared.store(max_bytes=SHARE * SIZE) as store:
             for number in range(3):
@@ -91,7 +91,7 @@ def test_a_full_store_forgets_what_the_tenant_with_most_has_not_used(shared: Sha
     play(scene)
 
 
-def test_what_is_not_used_is_forgotten(shared: Shared) -> None:
+def test_unused_records_are_forgotten(shared: Shared) -> None:
     """Redis forgets records by its own clock, and the store their names by its."""
 
     async def scene() -> None:
@@ -111,7 +111,7 @@ def test_what_is_not_used_is_forgotten(shared: Shared) -> None:
     play(scene)
 
 
-def test_changes_at_once_are_all_made(shared: Shared) -> None:
+def test_concurrent_changes_are_all_made(shared: Shared) -> None:
     async def scene() -> None:
         async with shared.store() as one, shared.store() as other:
             await one.put("t", name(1), b"")

@@ -85,7 +85,7 @@ def test_a_response_is_read_continued_and_deleted_at_another_ingress(pair: Any) 
     pair(scene)
 
 
-def test_one_in_the_background_is_followed_at_another_ingress(pair: Any) -> None:
+def test_a_background_response_is_followed_at_another_ingress(pair: Any) -> None:
     async def scene(here: httpx.AsyncClient, there: httpx.AsyncClient) -> None:
         begun = (await here.post(RESPONSES, json=LATER | {"stream": False})).json()
         done = await until(there, begun["id"], "completed")
@@ -94,7 +94,7 @@ def test_one_in_the_background_is_followed_at_another_ingress(pair: Any) -> None
     pair(scene)
 
 
-def test_one_in_the_background_is_cancelled_at_another_ingress(pair: Any) -> None:
+def test_a_background_response_is_cancelled_at_another_ingress(pair: Any) -> None:
     async def scene(here: httpx.AsyncClient, there: httpx.AsyncClient) -> None:
         begun = (await here.post(RESPONSES, json=LATER)).json()
         path = f"{RESPONSES}/{begun['id']}"
@@ -110,7 +110,7 @@ def test_one_in_the_background_is_cancelled_at_another_ingress(pair: Any) -> Non
     pair(scene, hangs=True)
 
 
-def test_one_in_the_background_is_deleted_at_another_ingress(pair: Any) -> None:
+def test_a_background_response_is_deleted_at_another_ingress(pair: Any) -> None:
     async def scene(here: httpx.AsyncClient, there: httpx.AsyncClient) -> None:
         begun = (await here.post(RESPONSES, json=LATER)).json()
         path = f"{RESPONSES}/{begun['id']}"
@@ -124,7 +124,7 @@ def test_one_in_the_background_is_deleted_at_another_ingress(pair: Any) -> None:
     pair(scene, hangs=True)
 
 
-def test_one_that_is_written_once_more_while_it_is_deleted_elsewhere_is_deleted(
+def test_a_response_that_is_written_while_it_is_deleted_elsewhere_is_deleted(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep, is_held, is_deleted = record.ResponseKeeper.try_keep, asyncio.Event(), asyncio.Event()
@@ -149,7 +149,7 @@ def test_one_that_is_written_once_more_while_it_is_deleted_elsewhere_is_deleted(
     pair(scene, hangs=True)
 
 
-def test_one_whose_ingress_died_has_failed(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_background_response_whose_ingress_died_has_failed(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(here: httpx.AsyncClient, there: httpx.AsyncClient) -> None:
         begun = (await here.post(RESPONSES, json=LATER)).json()
         await until(there, begun["id"], "in_progress")

@@ -70,7 +70,7 @@ def test_input_items_are_all_that_a_response_answers(ask: Make) -> None:
         assert refused.json()["error"]["param"] == name
 
 
-def test_a_conversation_whose_beginning_is_gone_cannot_go_on(ask: Make) -> None:
+def test_a_conversation_whose_beginning_is_gone_cannot_be_continued(ask: Make) -> None:
     it = ask()
     first = it.whole()
     second = it.whole(previous_response_id=first["id"])
@@ -148,7 +148,7 @@ async def held(store: MemoryStore, tenant: str, *names: str) -> list[bool]:
     return [record is not None for record in await store.get(tenant, names)]
 
 
-def test_a_full_memory_forgets_what_was_unused_for_longest() -> None:
+def test_a_full_memory_forgets_the_least_recently_used_response() -> None:
     async def play() -> None:
         store = MemoryStore(3 * SIZE, 100)
         await put(store, "a", "1", "2", "3")
@@ -178,7 +178,7 @@ def test_a_tenant_pushes_out_its_own_before_those_of_one_with_less() -> None:
 
 
 @pytest.mark.parametrize("is_used", [False, True])
-def test_what_is_not_used_is_forgotten_in_time(is_used: bool) -> None:
+def test_unused_responses_are_forgotten_in_time(is_used: bool) -> None:
     async def play() -> None:
         time = 0.0
         store = MemoryStore(10 * SIZE, 100, clock=lambda: time)

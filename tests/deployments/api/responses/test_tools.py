@@ -98,7 +98,7 @@ def test_a_request_of_codex_is_answered(ask: Make, chunk: int) -> None:
     assert (streamed.type, streamed.input) == ("custom_tool_call", TEXT)
 
 
-def test_the_turn_goes_back_as_it_came(ask: Make) -> None:
+def test_the_turn_is_sent_back_unchanged(ask: Make) -> None:
     it = ask(HERMES)
     it.engine.says = called("apply_patch", input=TEXT)
     output = it.whole(**CODEX)["output"]
@@ -109,7 +109,7 @@ def test_the_turn_goes_back_as_it_came(ask: Make) -> None:
         assert spelled("apply_patch", input=TEXT) in it.talk.prompt() and "Done." in it.talk.prompt()
 
 
-def test_stored_responses_go_on_and_show_their_tools_as_they_were_given(ask: Make) -> None:
+def test_stored_responses_can_be_continued_and_show_their_tools_as_they_were_given(ask: Make) -> None:
     it = ask(HERMES)
     it.engine.says = called("mcp__files__apply_patch", input="a")
     tools = [*CODEX["tools"], WEATHER]

@@ -94,7 +94,7 @@ def test_a_replica_that_does_not_empty_its_cache_is_reported(service: ApiService
     assert answer.status_code == 503 and "1 of 2 replicas" in answer.json()["error"]["message"]
 
 
-def test_emptied_caches_hold_nothing_the_router_knows_it_and_a_running_stream_goes_on() -> None:
+def test_emptied_caches_hold_nothing_the_router_knows_it_and_a_running_stream_continues() -> None:
     async def scenario() -> None:
         async with api_over(2, tenants=[ACME], block_tokens=4) as api:
             key = {"authorization": "Bearer acme"}

@@ -76,7 +76,9 @@ def test_chats_have_it_too(client: Client, searching: ScriptedEngine) -> None:
     assert request.sampling.logprobs is None
 
 
-def test_what_changes_the_log_probabilities_may_be_asked_for(client: Client, searching: ScriptedEngine) -> None:
+def test_parameters_that_change_the_log_probabilities_are_accepted(
+    client: Client, searching: ScriptedEngine
+) -> None:
     body = {**TEXT, "repetition_penalty": 1.2, "logit_bias": {"5": 1}, "min_tokens": 2, "stop_token_ids": [9]}
     assert client.post("/v1/completions", {**body, "seed": 3, "temperature": 1}).status_code == 200
     sampling = searching.requests[0].sampling
@@ -106,7 +108,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("change, param", BAD, ids=str)
-def test_what_cannot_be_searched_is_named(
+def test_a_field_that_beam_search_does_not_support_is_named(
     client: Client, searching: ScriptedEngine, change: dict[str, Any], param: str
 ) -> None:
     for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):

@@ -84,7 +84,7 @@ def test_log_probabilities_are_shown_only_on_request(client: Client, ranked: Scr
     assert set(shown["token_logprobs"]) == {-0.5} and len(shown["top_logprobs"][0]) == 3
 
 
-def test_as_many_as_are_given_are_not_ranked(client: Client, ranked: ScriptedEngine) -> None:
+def test_candidates_that_are_all_returned_are_not_ranked(client: Client, ranked: ScriptedEngine) -> None:
     assert texts(complete(client, best_of=2, n=2)) == ["alpha", "beta gamma delta"]
     assert ranked.requests[0].sampling.logprobs is None
 
@@ -105,7 +105,7 @@ def test_chats_have_it_too(client: Client, ranked: ScriptedEngine) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
-def test_a_refusal_says_what_was_expected(client: Client, ranked: ScriptedEngine) -> None:
+def test_a_refusal_names_the_expected_value(client: Client, ranked: ScriptedEngine) -> None:
     refused = client.post("/v1/completions", {"model": "demo", "prompt": "x", "n": 3, "best_of": 2})
     assert "best_of must be at least n (3)" in refused.json()["error"]["message"]
     assert ranked.requests == []

@@ -85,7 +85,9 @@ def test_scoring_generates_nothing(client: Client, engine: ScriptedEngine, strea
     assert [request.sampling.max_tokens for request in engine.requests] == [1]
 
 
-def test_a_model_that_would_stop_at_once_is_no_other_end(client: Client, engine: ScriptedEngine) -> None:
+def test_a_prompt_that_is_only_scored_ends_by_length_where_the_model_would_stop(
+    client: Client, engine: ScriptedEngine
+) -> None:
     engine.says = ""
     answer = complete(client, echo=True, logprobs=0, max_tokens=0)
     assert answer.choices[0].finish_reason == "length" and answer.choices[0].text == TEXT
@@ -119,7 +121,7 @@ def test_prompts_are_scored_once_for_all_their_choices(
 
 
 @pytest.mark.parametrize("max_tokens", [0, 2])
-def test_of_candidates_that_are_not_given_nothing_is_lost(
+def test_scores_of_a_candidate_that_is_not_returned_are_not_lost(
     client: Client, engine: ScriptedEngine, max_tokens: int
 ) -> None:
     """The first of three candidates scores the prompt; whichever two are given bear the scores."""
@@ -178,7 +180,7 @@ def test_scoring_needs_no_echo(client: Client, engine: ScriptedEngine) -> None:
 # --- limits and failures --------------------------------------------------------------------------------------
 
 
-def test_the_limit_says_what_would_fit(client: Client) -> None:
+def test_the_error_names_the_requested_number_and_the_limit(client: Client) -> None:
     body = {"model": "demo", "prompt": [[5] * 400] * 64, "echo": True, "logprobs": 5, "n": 2, "max_tokens": 0}
     error = client.post("/v1/completions", body).json()["error"]
     assert error["param"] == "logprobs" and "307200" in error["message"] and "200000" in error["message"]

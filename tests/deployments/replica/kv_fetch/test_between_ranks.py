@@ -78,7 +78,7 @@ def waits_for_peers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("transport", ["zmq", "nixl"])
-def test_what_the_ranks_of_one_replica_have_comes_to_those_of_another(
+def test_pages_of_the_ranks_of_one_replica_come_to_those_of_another(
     model: Path,
     transport: Literal["zmq", "nixl"],
     monkeypatch: pytest.MonkeyPatch,

@@ -81,7 +81,7 @@ def test_a_prefix_is_fetched_and_the_answer_is_the_same(transport: str) -> None:
     asyncio.run(ask())
 
 
-def test_what_one_salt_has_computed_is_fetched_for_no_other() -> None:
+def test_pages_computed_under_one_salt_are_fetched_for_no_other() -> None:
     async def ask() -> None:
         async with serving() as service:
             expected = await service.ask_first(0, salt="acme")

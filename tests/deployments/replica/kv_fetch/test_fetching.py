@@ -68,7 +68,7 @@ def test_pages_of_device_and_host_arrive_as_they_were_lent(
 
 
 @by_each_transport
-def test_what_the_other_replica_has_not_is_failed_and_the_rest_comes(
+def test_pages_that_the_other_replica_lacks_fail_and_the_rest_comes(
     ends: Callable[..., Ends], settings: KvFetchSettings
 ) -> None:
     both = ends(ScriptedLender(5), settings)
@@ -82,9 +82,7 @@ def test_what_the_other_replica_has_not_is_failed_and_the_rest_comes(
 
 
 @by_each_transport
-def test_fetches_of_many_at_once_share_the_connection(
-    ends: Callable[..., Ends], settings: KvFetchSettings
-) -> None:
+def test_concurrent_fetches_share_the_connection(ends: Callable[..., Ends], settings: KvFetchSettings) -> None:
     both = ends(ScriptedLender(30), settings)
     for number in range(8):
         both.fetch(0, list(range(30 * number, 30 * number + 30)))
@@ -94,7 +92,7 @@ def test_fetches_of_many_at_once_share_the_connection(
         assert both.here.host_bytes(30 * number + 7) == bytes(both.there.device(7))
 
 
-def test_a_replica_asks_for_so_many_at_once_and_the_others_wait(ends: Callable[..., Ends]) -> None:
+def test_a_replica_runs_max_transfers_fetches_together_and_the_others_wait(ends: Callable[..., Ends]) -> None:
     lender = ScriptedLender(3)
     lender.waits = []
     both = ends(lender, FOR_LONG.model_copy(update={"max_transfers": 2}))
@@ -251,7 +249,7 @@ def test_a_loan_that_is_made_when_its_fetcher_is_gone_is_given_back(ends: Callab
     assert not both.here.reads
 
 
-def test_a_replica_that_is_gone_fails_what_was_asked_of_it(ends: Callable[..., Ends]) -> None:
+def test_fetches_from_a_replica_that_is_gone_fail(ends: Callable[..., Ends]) -> None:
     lender = ScriptedLender(9)
     lender.waits = []
     both = ends(lender, AT_ONCE)
@@ -275,7 +273,7 @@ def test_a_loan_ends_when_its_fetcher_grants_nothing_more(ends: Callable[..., En
     context.destroy(linger=0)
 
 
-def test_what_is_no_message_changes_nothing(ends: Callable[..., Ends]) -> None:
+def test_an_invalid_message_changes_nothing(ends: Callable[..., Ends]) -> None:
     both = ends(ScriptedLender(4))
     context: Context = zmq.Context()
     socket = connect_peer(context, both.sender.address, PAGE_BYTES + 100)
@@ -324,7 +322,7 @@ def test_a_message_that_never_ends_ends_its_connection(
     assert both.loaded == [5] and both.sender.counts["endless"] == 1
 
 
-def test_nobody_without_the_key_is_answered(ends: Callable[..., Ends]) -> None:
+def test_a_peer_without_the_key_gets_no_answer(ends: Callable[..., Ends]) -> None:
     both = ends(ScriptedLender(4), AT_ONCE)
     address = both.sender.address
     _, secret = zmq.curve_keypair()
@@ -349,7 +347,7 @@ def page(position: int, checksum: int = 0, number: int = 1) -> bytes:
     ],
     ids=["checksum", "position", "no page", "size"],
 )
-def test_a_page_that_is_not_what_was_asked_for_ends_the_transfer(answer: list[bytes]) -> None:
+def test_a_wrong_page_ends_the_transfer(answer: list[bytes]) -> None:
     here = Pages(2)
     fetcher = KVFetcher(here, PAGE_SIZE, FOR_LONG)
     has_ended = threading.Event()

@@ -126,7 +126,7 @@ def test_pages_are_come_when_the_other_has_confirmed_that_they_were_lent(
         "checksum", "no checksum", "twice",
     ],
 )  # fmt: skip
-def test_what_is_not_what_was_lent_is_failed_and_nothing_is_kept(
+def test_pages_other_than_those_lent_fail_and_nothing_is_kept(
     source: Source, receiver: Receiver, lie: Callable[[Source], list[messages.ToFetcher]]
 ) -> None:
     before = [receiver.pages.host_bytes(page) for page in (3, 4)]
@@ -193,7 +193,7 @@ def test_a_process_that_ends_in_the_midst_of_a_read_fails_its_pages_and_writes_t
     assert [receiver.pages.host_bytes(page) for page in hosts[WINDOW:]] == before[WINDOW:]
 
 
-def test_a_replica_without_nixl_sends_what_was_to_be_read(ends: Callable[..., Ends]) -> None:
+def test_a_replica_without_nixl_sends_the_pages_that_were_to_be_read(ends: Callable[..., Ends]) -> None:
     both = ends(ScriptedLender(20))
     reader = Receiver(READ_FOR_LONG)
     reader.fetcher.load(both.source, SPACE, list(range(20 * PAGE_SIZE)), 0, list(range(20)))
@@ -220,7 +220,7 @@ def test_pages_are_sent_where_all_memory_for_reads_is_taken(ends: Callable[..., 
     assert first.loaded == [3, 4, 5, 0, 1, 2]
 
 
-def test_a_sender_confirms_what_it_has_lent_and_nothing_else(ends: Callable[..., Ends]) -> None:
+def test_a_sender_confirms_only_the_pages_that_it_has_lent(ends: Callable[..., Ends]) -> None:
     both = ends(ScriptedLender(6), READ_FOR_LONG)
     context: Context = zmq.Context()
     socket = connect_peer(context, both.sender.address, 2**20)
@@ -259,7 +259,7 @@ def test_a_loan_ends_when_its_reader_confirms_nothing(ends: Callable[..., Ends])
     context.destroy(linger=0)
 
 
-def test_nixl_that_is_not_installed_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_nixl_is_an_error_that_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("nixl", "nixl._api", "nixl_cu12", "nixl_cu12._api", "nixl_cu13", "nixl_cu13._api"):
         monkeypatch.setitem(sys.modules, module, None)
     check_transport(None)

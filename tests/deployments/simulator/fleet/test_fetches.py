@@ -104,7 +104,7 @@ def test_others_go_first_while_a_prompt_waits_for_its_transfer() -> None:
     assert fetching.hit_tokens == 399
 
 
-def test_the_sender_keeps_what_it_sends_until_it_has_arrived() -> None:
+def test_the_sender_keeps_the_blocks_that_it_sends_until_they_have_arrived() -> None:
     pair = Pair(replace(PEERS, peer_bandwidth=100.0))  # 4 s for 4 blocks
     pair.serve(0, (1, 2, 3, 4))
     fetching, pressing = pair.submit(1, (1, 2, 3, 4), peer()), pair.submit(0, (5, 6, 7, 8))
@@ -131,7 +131,7 @@ def test_a_death_in_between_means_computing(lost: str) -> None:
     assert job.first_token_at is not None
 
 
-def test_what_the_host_takes_lies_in_files_for_all_who_share_them() -> None:
+def test_blocks_that_the_host_takes_lie_in_files_for_all_replicas_that_share_them() -> None:
     pair = Pair(FILES)
     for prompt in ((1, 2, 3, 4), (5, 6, 7, 8)):
         pair.serve(0, prompt)
@@ -141,7 +141,7 @@ def test_what_the_host_takes_lies_in_files_for_all_who_share_them() -> None:
     assert job.first_token_at - job.arrived == pytest.approx(0.04 + 0.001)
 
 
-def test_own_files_are_read_by_nobody_else() -> None:
+def test_own_files_are_read_by_no_other_replica() -> None:
     pair = Pair(replace(FILES, is_file_store_shared=False))
     for prompt in ((1, 2, 3, 4), (5, 6, 7, 8)):
         pair.serve(0, prompt)
@@ -158,7 +158,7 @@ def test_own_files_are_read_by_nobody_else() -> None:
     ),
     with_files=st.booleans(),
 )
-def test_nothing_is_served_that_nobody_computed_and_bytes_are_those_of_blocks(
+def test_only_computed_blocks_are_served_and_bytes_are_those_of_blocks(
     steps: list[tuple[int, list[int], bool]], with_files: bool
 ) -> None:
     tiers = replace(FILES, peer_bandwidth=10_000.0) if with_files else PEERS

@@ -23,7 +23,7 @@ def drain(one: Links, until: float = math.inf) -> None:
         one.advance(one.next_event())
 
 
-def test_two_transfers_halve_a_link_and_the_last_has_it_alone() -> None:
+def test_two_transfers_halve_a_link_and_the_last_has_all_of_it() -> None:
     """100 bytes/s: 100 and 300 bytes together end at 2 s and, after 200 bytes alone, at 4 s."""
     one, ends = links(a=100.0), {}
     for size in (100.0, 300.0):

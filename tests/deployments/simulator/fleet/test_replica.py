@@ -100,7 +100,7 @@ def test_a_request_larger_than_the_memory_never_fits() -> None:
     assert not replica(4).fits(job(390, 11, 1, 2, 3, 4))
 
 
-def test_a_lost_replica_gives_back_what_it_had_not_finished() -> None:
+def test_a_lost_replica_gives_back_its_unfinished_requests() -> None:
     one = replica()
     decoding, prefilling, waiting = job(100, 50, 1), job(1000, 5, *range(2, 12)), job(100, 5, 20)
     one.submit(decoding, 0.0)

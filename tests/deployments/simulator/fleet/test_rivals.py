@@ -55,7 +55,7 @@ def test_round_robin_takes_turns() -> None:
     assert [first(policy, query(), fleet) for _ in range(4)] == ["a", "b", "c", "a"]
 
 
-def test_of_two_the_less_busy_is_taken() -> None:
+def test_power_of_two_chooses_the_less_busy_of_two() -> None:
     fleet = [candidate("a", num_running=5), candidate("b", num_running=1)]
     assert {first(PowerOfTwoPolicy(), query(), fleet) for _ in range(10)} == {"b"}
 
@@ -94,7 +94,7 @@ def chained(*blocks: int) -> RouteQuery:
     return query(512 * len(blocks), chain=tuple(blocks))
 
 
-def test_affinity_follows_what_it_routed_and_else_the_smallest_tree() -> None:
+def test_affinity_chooses_the_replica_of_the_longest_prefix_or_else_the_smallest_tree() -> None:
     policy, fleet = AffinityPolicy(), [candidate(name) for name in "abc"]
     long = first(policy, chained(*range(1, 9)), fleet)
     assert first(policy, chained(*range(1, 7), 50), fleet) == long

@@ -53,7 +53,7 @@ def test_where_nothing_can_be_fetched_the_cost_that_counts_on_it_decides_alike(r
     assert replace(results["cost_fetch"], policy="cost") == results["cost"]
 
 
-def test_cost_finds_nearly_what_one_pooled_cache_would(results: dict[str, Result]) -> None:
+def test_cost_finds_nearly_as_much_as_one_pooled_cache(results: dict[str, Result]) -> None:
     pooled = pooled_hit_rate(CHAT, 8 * CACHE_TOKENS)
     assert results["cost"].hit_rate > 0.92 * pooled
     for blind in ("random", "round_robin", "pow2", "least_loaded"):
@@ -65,7 +65,7 @@ def test_nothing_finds_more_than_the_pooled_cache_by_much(results: dict[str, Res
     assert all(result.hit_rate < pooled * 1.01 for result in results.values())
 
 
-def test_a_run_depends_on_its_seed_alone(results: dict[str, Result]) -> None:
+def test_a_run_depends_only_on_its_seed(results: dict[str, Result]) -> None:
     assert run.__wrapped__("cost") == results["cost"]
     assert run("cost", replace(FLEET, seed=1)) != results["cost"]
 
@@ -104,7 +104,7 @@ def test_requests_wait_while_no_replica_is_left(policy: str) -> None:
     assert result.ttft_p99 > 3.0
 
 
-def test_what_can_never_fit_fails_alone() -> None:
+def test_only_a_request_that_can_never_fit_fails() -> None:
     small = tuple(TraceRequest(float(number), 600, 1, (0, number + 1)) for number in range(20))
     large = TraceRequest(20.0, 60_000, 1, tuple(range(1000, 1118)))
     result = run("cost", replace(FLEET, cache_tokens=20_000), Trace("t", (*small, large), 512, True))

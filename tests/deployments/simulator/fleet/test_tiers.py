@@ -61,7 +61,7 @@ def test_a_prefix_that_was_used_once_is_kept_only_if_one_use_is_enough() -> None
     assert serve(replica(replace(HOST, host_min_uses=1)), *prompts)[-1].host_tokens > 0
 
 
-def test_what_is_computed_sooner_than_copied_is_computed() -> None:
+def test_blocks_that_are_computed_sooner_than_copied_are_computed() -> None:
     slow = replace(HOST, host_bandwidth=999.0)  # 100.1 ms a block
     jobs = serve(replica(slow), (1, 2, 3, 4), (1, 2, 3, 4), (6, 7, 8, 9), (1, 2, 3, 4))
     assert jobs[-1].host_tokens == 0

@@ -72,7 +72,7 @@ def without(name: str) -> dict[str, object]:
         ("[1]", "line 2: expected a JSON object, got list"),
     ],
 )
-def test_a_bad_line_is_named_with_what_was_expected(tmp_path: Path, line: object, message: str) -> None:
+def test_a_bad_line_is_named_with_the_expected_form(tmp_path: Path, line: object, message: str) -> None:
     path = write(tmp_path / "t.jsonl", GOOD, line)
     with pytest.raises(TraceError, match=message) as caught:
         read_trace(path)
@@ -87,7 +87,7 @@ def test_a_bad_line_is_named_with_what_was_expected(tmp_path: Path, line: object
         ("yesterday,12,3", "line 2: TIMESTAMP must be like"),
     ],
 )
-def test_a_bad_row_is_named_with_what_was_expected(tmp_path: Path, row: str, message: str) -> None:
+def test_a_bad_row_is_named_with_the_expected_form(tmp_path: Path, row: str, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         read_trace(write(tmp_path / "t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", row))
 
@@ -113,7 +113,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "nothing follows its header"),
     ],
 )
-def test_a_file_without_requests_is_said_to_hold_none(tmp_path: Path, content: bytes, why: str) -> None:
+def test_a_file_without_requests_is_refused_with_the_reason(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "t").write_bytes(content)
     with pytest.raises(TraceError, match=rf"t holds no requests: {why}\. Expected a JSON object .* CSV"):
         read_trace(tmp_path / "t")

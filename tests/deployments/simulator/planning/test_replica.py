@@ -91,7 +91,7 @@ def test_kv_in_eight_bits_is_half_of_it() -> None:
     assert rounded.num_pages == 2 * ReplicaPlan(LLAMA, H100, 1, ENGINE).num_pages
 
 
-def test_the_embedded_model_takes_what_is_planned() -> None:
+def test_the_embedded_model_takes_the_planned_memory() -> None:
     directory = demo_model_path()
     facts = ModelConfig.from_directory(directory)
     with safe_open(directory / "model.safetensors", "pt") as file:
@@ -111,7 +111,7 @@ def test_a_model_is_shared_evenly_or_not_at_all() -> None:
     assert half.num_tokens > 2 * whole.num_tokens
 
 
-def test_what_no_machine_holds_is_refused_with_the_reason() -> None:
+def test_a_model_that_no_machine_holds_is_refused_with_the_reason() -> None:
     large = planned_model("Llama-3.1-70B-Instruct").facts
     with pytest.raises(ValueError, match=r"70\.6B parameters do not fit on up to 8 L4 24 GB .* 75% of the memory"):
         smallest_replica(large, gpu_named("l4"), ENGINE)

@@ -65,7 +65,7 @@ def test_a_report_is_known_a_period_later_and_forgotten_after_the_look_back() ->
     assert scaled.decide([0], 6.5) == 1
 
 
-def test_what_a_replica_reported_that_does_not_run_any_more_does_not_count() -> None:
+def test_the_report_of_a_replica_that_no_longer_runs_does_not_count() -> None:
     scaled = controller(upscale_delay_s=0)
     for replica in (0, 1):
         scaled.record(replica, report(busy_share=2.0), 0.0)

@@ -64,7 +64,7 @@ def test_a_tenfold_burst_on_four_replicas_is_answered_with_one_decision(scaled: 
     assert all(target < asked for _, target in later)
 
 
-def test_without_the_ingresses_reports_the_fleet_grows_by_little_steps_and_most_of_the_burst_is_lost(
+def test_without_the_ingresses_reports_the_fleet_grows_slowly_and_most_of_the_burst_is_lost(
     scaled: ScalingResult,
 ) -> None:
     blind = run(replace(scenario(), hears_ingresses=False))
@@ -74,7 +74,7 @@ def test_without_the_ingresses_reports_the_fleet_grows_by_little_steps_and_most_
     assert blind.turned_away > scaled.turned_away + 0.1
 
 
-def test_it_is_bounded_by_the_most(scaled: ScalingResult) -> None:
+def test_the_number_of_replicas_is_bounded_by_the_maximum(scaled: ScalingResult) -> None:
     bounded = run(scenario(max=12))
     assert [target for _, target in bounded.targets[:2]] == [NUM, 12]
     assert bounded.attainment < scaled.attainment
@@ -111,7 +111,7 @@ def test_under_constant_load_nothing_changes() -> None:
     assert run(scenario(), evenly(300)).targets == [(0.0, NUM)]
 
 
-def test_a_run_depends_on_its_arguments_alone() -> None:
+def test_a_run_depends_only_on_its_arguments() -> None:
     short = evenly(300).with_burst(Burst(10.0, 20.0, 20.0))
     first = run(scenario(boot_s=5.0), short)
     assert len(first.targets) > 2
@@ -127,7 +127,7 @@ def test_conversations_with_answers_that_fill_the_memory_end_too() -> None:
     assert 0 < result.attainment <= 1 - result.turned_away
 
 
-def test_what_can_never_fit_is_counted_as_not_served() -> None:
+def test_a_request_that_can_never_fit_is_counted_as_not_served() -> None:
     requests = (TraceRequest(0.0, 600, 1, (1, 2)), TraceRequest(1.0, 60_000, 1, tuple(range(10, 128))))
     offered = arrivals(Trace("t", requests, BLOCK, True), 0.1, RATE, 0)
     result = run(replace(scenario(), fleet=Scenario(cache_tokens=20_000)), offered)

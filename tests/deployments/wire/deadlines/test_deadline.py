@@ -43,7 +43,7 @@ def test_a_deadline_fires_when_it_is_due_and_once() -> None:
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_what_arrived_while_the_loop_was_blocked_is_read_before_a_deadline_fires(
+def test_messages_that_arrived_while_the_loop_was_blocked_are_read_before_a_deadline_fires(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     """Also when all of the time is over, and the loop calls its timers before it reads."""

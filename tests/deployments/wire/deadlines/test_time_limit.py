@@ -33,7 +33,7 @@ def test_only_a_wait_that_takes_too_long_is_ended() -> None:
     run(scenario())
 
 
-def test_no_wait_goes_on_beyond_the_moment() -> None:
+def test_no_wait_lasts_beyond_the_limit() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         limit = TimeLimit(10.0, total_s=1.5)

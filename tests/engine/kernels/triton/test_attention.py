@@ -42,7 +42,7 @@ def assert_right(case: Paged) -> None:
 
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [DECODES, EXTENDS, MIXED], ids=["decodes", "extends", "mixed"])
-def test_a_batch(rows: Rows, dtype: torch.dtype) -> None:
+def test_a_batch_gets_the_right_attention(rows: Rows, dtype: torch.dtype) -> None:
     assert_right(paged(rows, Heads(2, 2, 32), 16, None, dtype))
 
 
@@ -197,7 +197,7 @@ def test_page_sizes(page_size: int) -> None:
     [Heads(1, 1, 256), Heads(4, 2, 64), Heads(3, 1, 80), Heads(7, 2, 96), Heads(24, 1, 40), Heads(71, 1, 32)],
     ids=lambda heads: f"{heads.group}x{heads.num_kv_heads}x{heads.dim}",
 )
-def test_heads(heads: Heads) -> None:
+def test_heads_of_any_number_and_size_get_the_right_attention(heads: Heads) -> None:
     """Some groups fill no block, some blocks hold no whole number of groups, some sizes are no power of two."""
     assert_right(paged([(130, 1), (60, 9)], heads, 16, None, torch.float32))
 
@@ -254,14 +254,14 @@ def test_a_padded_row_attends_to_a_page_of_its_own() -> None:
     assert not out[1:].any()  # One row saw the null page's values, the other none.
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     shape = AttentionShape(4, 2, 64, 16, frozenset({None}))
     with pytest.raises(ValueError, match="triton cannot run on cpu: triton: it runs on GPUs"):
         choose_backend("triton", shape, torch.float32, CPU)
 
 
-def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_an_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.attention.triton.find_spec", lambda name: None)
     shape = AttentionShape(4, 2, 64, 16, frozenset({None}))
     with pytest.raises(ValueError, match="pip install triton"):

@@ -71,7 +71,7 @@ def assert_same(case: SharedPages) -> None:
         (None, False, torch.float16),
     ],
 )
-def test_rows_get_together_what_they_get_alone(
+def test_rows_get_the_same_together_as_separately(
     soft_cap: float | None, has_sinks: bool, dtype: torch.dtype
 ) -> None:
     """Two groups of several lengths, one with a row that has no tile of its own but one, and rows in none."""
@@ -136,7 +136,7 @@ def only_tiles_of_their_own(case: SharedPages) -> Iterator[None]:
         yield
 
 
-def test_a_rows_own_pass_does_not_read_what_it_shares() -> None:
+def test_a_rows_own_pass_does_not_read_its_shared_prefix() -> None:
     case = shared_pages([SharingRow(0, 36, 3), SharingRow(0, 36, 40), SharingRow(0, 36, 90)], HEADS, 16)
     together, alone = steps(case)
     expected = case.attend_by(alone)
@@ -209,7 +209,7 @@ def test_rows_left_by_those_that_share_more_are_a_group_too() -> None:
     assert found(rows) == {0: ([0, 1, 2], 1600), 3: ([3, 4, 5], 512)}
 
 
-def test_short_prefixes_are_left_alone() -> None:
+def test_short_prefixes_are_not_grouped() -> None:
     assert found([SharingRow(0, 31, 40), SharingRow(0, 31, 50)]) == {}, "496 positions"
     assert found([SharingRow(0, 32, 0), SharingRow(0, 32, 0)]) == {0: ([0, 1], 512)}
     assert found([SharingRow(0, 40, 5)]) == {}
@@ -222,7 +222,7 @@ def test_a_prefix_of_many_rows_has_parts_of_about_the_same_size() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels do not take another constant")
-def test_rows_after_those_that_are_examined_attend_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_after_those_that_are_examined_attend_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_prefixes, "_ROWS", tl.constexpr(4))
     rows = [SharingRow(1, 0, 1), SharingRow(0, 32, 1), SharingRow(1, 0, 1), SharingRow(0, 32, 1)]
     assert found([*rows, SharingRow(0, 32, 1), SharingRow(0, 32, 1)]) == {1: ([1, 3], 512)}

@@ -147,7 +147,7 @@ def test_experts_are_chosen_as_torch_chooses_them(count: int, per_token: int, re
     assert triton_route(logits[:0], per_token, renormalizes)[0].shape == (0, per_token)
 
 
-def test_of_equal_experts_the_first_is_chosen() -> None:
+def test_the_first_of_equal_experts_is_chosen() -> None:
     chosen, _ = triton_route(torch.tensor([[1.0, 3.0, 3.0, 1.0, 3.0]], dtype=torch.bfloat16), 4, True)
     assert chosen.tolist() == [[1, 2, 4, 0]]
 

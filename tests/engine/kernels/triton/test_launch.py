@@ -51,7 +51,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Launches:
     return kernel
 
 
-def test_on_the_tensors_device_whatever_the_threads_is(kernel: Launches) -> None:
+def test_kernels_run_on_the_tensors_device_whatever_the_threads_is(kernel: Launches) -> None:
     for index in (0, 1, 0):
         launch(kernel, (1,), tensor_on(index), 5)
     assert kernel.seen == [(0, False), (1, False), (0, False)]
@@ -77,18 +77,18 @@ def some_kernel(a: Any, b: Any) -> None:
 def threads_change_in_collections() -> Iterator[None]:
     """Python collects garbage all the time, and another thread goes on meanwhile."""
 
-    def let_others_go_on(phase: str, info: dict[str, int]) -> None:
+    def let_others_run(phase: str, info: dict[str, int]) -> None:
         time.sleep(0.0001)
 
     thresholds = gc.get_threshold()
-    gc.callbacks.append(let_others_go_on)
+    gc.callbacks.append(let_others_run)
     gc.set_threshold(5)
     yield
     gc.set_threshold(*thresholds)
-    gc.callbacks.remove(let_others_go_on)
+    gc.callbacks.remove(let_others_run)
 
 
-def test_compilers_that_parse_beside_each_other_do_not_disturb_each_other(
+def test_compilers_that_parse_at_the_same_time_do_not_disturb_each_other(
     threads_change_in_collections: None,
 ) -> None:
     kernels, together = [JITFunction(some_kernel) for _ in range(4)], threading.Barrier(4)

@@ -29,7 +29,7 @@ def tokens(model: Path, attention: str, **settings: object) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("family", ["qwen2_sliding", "mqa", "qwen3"])
-def test_a_model_generates_what_it_does_on_reference(family: str, tmp_path: Path) -> None:
+def test_a_model_generates_the_same_tokens_as_on_reference(family: str, tmp_path: Path) -> None:
     """Some models have windows in some layers, a single KV head, or heads of 32 or 64 numbers."""
     model = save_tiny(family, tmp_path, num_hidden_layers=2)
     assert tokens(model, "triton") == tokens(model, "reference")

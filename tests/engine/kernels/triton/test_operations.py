@@ -134,7 +134,7 @@ def test_a_row_that_is_no_number_stays_none_when_it_is_rounded() -> None:
     assert (numbers.float() * scale[:, None]).isnan().any(1).tolist() == [True, False]
 
 
-def test_add_norm_says_what_it_cannot_read() -> None:
+def test_add_norm_names_the_tensor_that_it_cannot_read() -> None:
     with pytest.raises(ValueError, match="branch: a row's numbers must be contiguous"):
         add_norm(random(4, 8), random(8, 4).t(), random(8), 1e-5)
 
@@ -202,7 +202,7 @@ def test_a_token_without_a_slot_stores_nothing() -> None:
 
 
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (0.5, 0.125)])
-def test_pages_of_eight_bits_hold_what_was_scaled_and_cut(scales: tuple[float, float]) -> None:
+def test_pages_of_eight_bits_hold_scaled_and_clamped_numbers(scales: tuple[float, float]) -> None:
     """The numbers fit in eight bits, as the interpreter rounds differently from GPUs; nothing is rotated."""
     case, dtype = Heads(), torch.bfloat16
     pages = case.pages(torch.float8_e4m3fn)

@@ -184,7 +184,7 @@ def test_a_broken_row_breaks_no_other(kind: str) -> None:
     assert close(found[healthy], expected[healthy], ROUNDED)
 
 
-def test_experts_lie_one_after_the_other() -> None:
+def test_experts_lie_in_contiguous_memory() -> None:
     stack, _ = drawn("blocks", "down", torch.Generator().manual_seed(8))
     for name, whole in stack.tensors.items():
         assert whole.is_contiguous() and len(whole) == EXPERTS

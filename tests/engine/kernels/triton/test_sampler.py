@@ -85,7 +85,7 @@ def test_many_draws_from_a_larger_vocabulary(sampler: Sampler, params: dict[str,
     assert len(set(agree(sampler, logits, [row(params, seed) for seed in range(3)]))) > 1
 
 
-def test_equals(sampler: Sampler) -> None:
+def test_the_cut_goes_through_equally_likely_tokens(sampler: Sampler) -> None:
     """The cut goes through equally likely tokens, of which those with lower ids stay."""
     logits = torch.zeros(2, 1100)
     logits[:, 300:] = 1.0
@@ -94,7 +94,7 @@ def test_equals(sampler: Sampler) -> None:
     assert set(tokens) == {300}
 
 
-def test_values_far_apart(sampler: Sampler) -> None:
+def test_logits_may_fill_the_range_of_floats(sampler: Sampler) -> None:
     """Logits fill the range of floats and include both zeros."""
     logits = torch.randn(1, 700, generator=torch.Generator().manual_seed(2)).repeat(2, 1)
     logits[:, ::7] = -3.4e38
@@ -138,7 +138,7 @@ def test_rows_without_a_valid_choice(sampler: Sampler, broken: float, at: int) -
     assert [token < 0 for token in agree(sampler, logits, rows)] == [False, True, True, False, False]
 
 
-def test_what_another_step_asked_for_is_not_used(sampler: Sampler) -> None:
+def test_parameters_of_another_step_are_not_used(sampler: Sampler) -> None:
     """Only parameters, seeds, positions or the history for penalties may change between steps."""
     logits = torch.zeros(2, 200)
     seen = set()
@@ -158,7 +158,7 @@ def test_rows_need_not_touch() -> None:
         TritonChooser().choose(logits.T, rows)
 
 
-def test_grammars_are_followed_beside_other_rows(sampler: Sampler) -> None:
+def test_grammars_are_followed_next_to_other_rows(sampler: Sampler) -> None:
     logits = torch.randn(3, NUM_TOKENS, generator=torch.Generator().manual_seed(6))
     rows = [row({"logprobs": 3}), row({"logprobs": 3, "top_p": 0.9}, output=0), row({}, output=0)]
     for at, text in ((1, "b+"), (2, "c")):
@@ -175,7 +175,7 @@ def test_any_course_of_requests_is_penalized_as_their_whole_histories(seed: int)
     play(Sampler(EOS, TritonChooser()), seed, DEVICE.type)
 
 
-def test_a_step_reads_no_more_of_a_long_history_than_what_is_new(sampler: Sampler) -> None:
+def test_a_step_reads_only_the_new_part_of_a_long_history(sampler: Sampler) -> None:
     assert read_by_steps(sampler, DEVICE.type)[1:] == [2] * 4
 
 
@@ -200,5 +200,5 @@ def test_noise_is_that_of_the_host() -> None:
     assert tokens.tolist() == [int(noise * 1000) for noise in uniform(seeds, positions)]
 
 
-def test_it_is_taken_on_a_gpu() -> None:
+def test_the_triton_sampler_is_used_on_a_gpu() -> None:
     assert isinstance(sampler_for(EOS, torch.device("cuda"))._chooser, TritonChooser)  # type: ignore[union-attr]

@@ -26,7 +26,7 @@ from tests.engine.support.summing_ranks import CALLS, EPS, MAX_BYTES, SIZE, mapp
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="ranks share host memory")
 
 
-def test_all_ranks_get_what_a_sum_and_a_norm_of_their_own_give(tmp_path: Path) -> None:
+def test_all_ranks_get_the_same_as_from_a_sum_and_a_norm_of_their_own(tmp_path: Path) -> None:
     """Bit for bit, on each rank, whatever the number of rows of the call before; in float8 too."""
     num_ranks = 3
     command = [sys.executable, "-m", "tests.engine.support.summing_ranks", str(tmp_path)]
@@ -69,7 +69,7 @@ def test_the_sum_its_norm_and_the_rounding_are_one_launch(
     assert isinstance(normed, Rounded) == bool(rounds)
 
 
-def test_a_rank_that_waits_for_a_lost_one_goes_on_when_told(tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_a_lost_one_continues_when_told(tmp_path: Path) -> None:
     mine = OneShotSum(mapped(tmp_path / "memory", 0, 2, MAX_BYTES), Shard(0, 2), MAX_BYTES)
     x, part = numbers(0, -1, 2, torch.float32), numbers(0, 0, 2, torch.float32)
     waiting = threading.Thread(target=mine.add_norm, args=(x, part, weight_of(torch.float32), EPS), daemon=True)

@@ -50,7 +50,7 @@ def finish(script: Script) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_all_beams_are_in_one_step_beside_other_requests(overlap: bool) -> None:
+def test_all_beams_are_in_one_step_next_to_other_requests(overlap: bool) -> None:
     script = Script(num_pages=200, overlap=overlap)
     name, other = search(script, range(1, 11), 4, 12), script.arrive(range(50, 70), max_tokens=20)
     finish(script)
@@ -93,7 +93,7 @@ STORIES = st.lists(
 @given(
     STORIES, st.sampled_from([(40, 4), (160, 1), (60, 3), (12, 16)]), st.booleans(), st.booleans(), st.booleans()
 )
-def test_whatever_happens_a_search_finds_what_it_would_alone(
+def test_a_search_always_finds_the_same_as_by_itself(
     story: list[tuple[Any, ...]], memory: tuple[int, int], overlap: bool, prefix_cache: bool, swaps: bool
 ) -> None:
     num_pages, page_size = memory
@@ -138,7 +138,7 @@ def test_whatever_happens_a_search_finds_what_it_would_alone(
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 5), st.sampled_from([1, 3, 4, 16]), st.booleans())
-def test_what_the_door_lets_in_can_be_done_and_a_page_less_is_refused(
+def test_an_accepted_search_fits_and_with_one_page_less_it_is_refused(
     num_prompt: int, max_tokens: int, width: int, page_size: int, prefix_cache: bool
 ) -> None:
     """The memory is exactly what a search may need at most, with a younger request to preempt first."""
@@ -153,7 +153,7 @@ def test_what_the_door_lets_in_can_be_done_and_a_page_less_is_refused(
 
 
 @pytest.mark.parametrize(("num_prompt", "num_pages"), [(1, 3), (18, 4)])
-def test_a_search_alone_gets_the_page_that_the_tree_holds_its_prompts_end_in(
+def test_a_search_by_itself_gets_the_page_in_the_tree_that_its_prompt_ends_in(
     num_prompt: int, num_pages: int
 ) -> None:
     """The end of the prompt lies in another request's page, which the beams copy."""
@@ -200,7 +200,7 @@ def test_a_search_of_higher_priority_preempts_as_many_as_it_has_beams_or_none(ot
     assert all(len(plan.chunks) <= 4 for plan in script.runner.plans)
 
 
-def test_what_can_never_fit_is_refused_at_the_door() -> None:
+def test_a_search_that_can_never_fit_is_refused_at_its_arrival() -> None:
     script = Script(num_pages=20, limits={"max_running": 6})
     with pytest.raises(NeverFits, match="7 beams, but this engine runs at most 6 sequences"):
         search(script, range(4), 7)

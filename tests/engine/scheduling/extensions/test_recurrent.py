@@ -21,7 +21,7 @@ def hybrid(**options: Any) -> Script:
     return Script(**{"state_slots": 40, "num_pages": 256, **options})
 
 
-def test_a_prompt_that_comes_again_goes_on_from_its_last_page() -> None:
+def test_a_prompt_that_comes_again_continues_from_its_last_page() -> None:
     script = hybrid()
     assert served(script, [*SYSTEM, 50, 51]) == 0
     assert served(script, [*SYSTEM, 50, 51]) == 40
@@ -30,7 +30,7 @@ def test_a_prompt_that_comes_again_goes_on_from_its_last_page() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_next_turn_goes_on_from_the_end_of_the_answer(page_size: int, overlap: bool) -> None:
+def test_the_next_turn_continues_from_the_end_of_the_answer(page_size: int, overlap: bool) -> None:
     script = hybrid(page_size=page_size, overlap=overlap)
     name = script.arrive(SYSTEM, max_tokens=9)
     script.run()
@@ -38,7 +38,7 @@ def test_the_next_turn_goes_on_from_the_end_of_the_answer(page_size: int, overla
     assert served(script, [*history, 500, 501]) == len(history) - 1
 
 
-def test_what_prompts_have_in_common_is_found_from_the_third_on() -> None:
+def test_the_common_prefix_of_prompts_is_found_from_the_third_on() -> None:
     """The second shows where prompts part, and leaves the state there."""
     script = hybrid()
     found = [served(script, [*SYSTEM, 100 + i, *range(200, 210 + i)], max_tokens=1) for i in range(4)]
@@ -78,7 +78,7 @@ def test_without_slots_for_snapshots_requests_run_and_nothing_is_found() -> None
     assert all(script.tokens(name) == script.undisturbed(name) for name in names)
 
 
-def test_a_preempted_request_goes_on_from_where_it_was() -> None:
+def test_a_preempted_request_resumes_where_it_was() -> None:
     script = hybrid(num_pages=29, limits={"max_step_tokens": 64, "max_running": 3})
     names = [script.arrive([i, *range(1, 25)], max_tokens=20) for i in (500, 501, 502)]
     script.run()
@@ -108,7 +108,7 @@ def test_right_drafts_are_applied_to_the_state_in_the_next_step() -> None:
     assert served(script, [*history, 7]) > 41
 
 
-def test_beam_search_is_refused_with_what_to_do() -> None:
+def test_beam_search_is_refused_with_the_reason_and_an_alternative() -> None:
     script = hybrid()
     with pytest.raises(NeverFits, match=r"recurrent layers.*several answers"):
         script.arrive(SYSTEM, beams=BeamParams(width=2))
@@ -137,7 +137,7 @@ def test_a_prefix_that_all_share_is_found_with_its_state() -> None:
     st.sampled_from([(0, 2), (12, 2), (40, 1), (60, 3)]),
     st.integers(1, 2),
 )
-def test_every_request_gets_the_tokens_it_would_get_alone(
+def test_every_request_gets_the_tokens_it_would_get_by_itself(
     actions: list[Action],
     shape: tuple[int, int],
     num_snapshots: int,
