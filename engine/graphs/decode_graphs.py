@@ -169,7 +169,7 @@ class DecodeGraphs:
         """
         changes = step.changes
         with self._breaking():
-            if not changes.is_anew and changes.number != self._last + 1:
+            if not changes.is_reset and changes.number != self._last + 1:
                 raise RuntimeError("the previous step failed, so this step's rows are out of date")
             self._rows.write(changes, before)
             return self._forwards.run(step.size)
@@ -197,7 +197,7 @@ class DecodeGraphs:
             for row, failure in failed.items():
                 sampled[row] = failure
         self._last = changes.number
-        if changes.is_anew:
+        if changes.is_reset:
             self._is_broken = False
         return sampled, reports
 
