@@ -236,7 +236,7 @@ class Failover:
         await asyncio.sleep(self._died_at + HEAD_START_S - began)
         trial: Trial = "alone"
         while (others := self._others()) and not self._dispatch.suspects.free(others):
-            left_s = self._alone_until - awake_now()
+            left_s = self._exclusive_until - awake_now()
             if left_s <= 0:
                 trial = "beside"
                 break
@@ -247,12 +247,12 @@ class Failover:
         return trial
 
     @property
-    def _alone_until(self) -> float:
+    def _exclusive_until(self) -> float:
         """Return when a suspect has waited long enough for a place where no other runs."""
         return self._died_at + self._health.migration_wait_s
 
     def _may_wait_for_trial(self) -> bool:
-        return self._blame in ("possible", "certain") and awake_now() < self._alone_until
+        return self._blame in ("possible", "certain") and awake_now() < self._exclusive_until
 
     async def _ask_again(self) -> None:
         """Wait a moment: the replica is full, or runs another ingress's suspect."""

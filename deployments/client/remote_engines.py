@@ -106,7 +106,7 @@ class RemoteEngines:
         """Connect to the present replicas, and to new ones as they appear."""
         loop = asyncio.get_running_loop()
         keep = self._keeper.keep
-        self.placer.on_departed = lambda replica, alone: _call_soon(loop, lambda: keep(replica, alone))
+        self.placer.on_departed = lambda replica, prefixes: _call_soon(loop, lambda: keep(replica, prefixes))
         self._unsubscribe = self.fleet.subscribe(lambda: _call_soon(loop, self._sync))
         self._ticker = asyncio.create_task(self._tick_forever())
         while self._connector.sync():

@@ -170,7 +170,7 @@ class Ingress:
             if is_first:
                 raise
             self._refuses_settings = True
-            logger.error("this ingress goes on with the settings that it has, as new ones are wrong: %s", error)
+            logger.error("this ingress keeps its current settings, because the new ones are wrong: %s", error)
             return
         self._refuses_settings = False
         self._level.set(asked.get("logging", {}).get("level"))

@@ -63,7 +63,7 @@ class InputText:
         """Return the rest once the call has ended, or was cut off."""
         return self._apart()[0] if self._state == "elsewhere" else ""
 
-    def beside(self) -> str:
+    def other_text(self) -> str:
         """Return the text before or after the input, once the call has ended: other arguments."""
         if self._state == "elsewhere":
             return self._apart()[1]

@@ -206,7 +206,7 @@ class OutputParser:
         if self._input is not None:
             if rest := self._input.finish():
                 self._of_last_call(parsed).arguments += rest
-            parsed.text += self._input.beside()
+            parsed.text += self._input.other_text()
         self._input = None
 
     def _of_last_call(self, parsed: ParsedOutput) -> ToolCallDelta:
