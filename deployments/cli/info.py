@@ -133,7 +133,7 @@ def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfi
             tensors = unused_encoder_tensors(directory, facts)
         else:
             tensors = unused_tensors(directory, facts)
-    except ModelLoadError:  # no weights here, or a start reports their error
+    except ModelLoadError:  # There are no weights here, or a start reports their error.
         tensors = []
     if lines := Unused.of(directory, facts.unused_keys, tensors).lines():
         table.add_row("not used", Text("\n".join(lines)))

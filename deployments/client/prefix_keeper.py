@@ -40,7 +40,7 @@ class PrefixKeeper:
     def __init__(self, dispatch: DispatchContext, at_once: int) -> None:
         """`at_once` prefixes are in progress from one replica: as many as it sends concurrently."""
         self._dispatch, self._at_once = dispatch, at_once
-        self._known: dict[str, None] = {}  # replicas already processed; their names do not return
+        self._known: dict[str, None] = {}  # replicas already processed, whose names are never used again
         self._left: dict[str, KVAddress] = {}  # replicas whose connections ended before
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -22,9 +22,9 @@ class PrefixSync:
     """Asks the replicas in turn. Lives on one event loop."""
 
     def __init__(self, ask: Callable[[str], None]) -> None:
-        """`ask` asks a replica for its next part, which `took` reports; or `begin` or `leave` ends the wait."""
+        """`ask` requests a replica's next part, which `took` reports; `begin` or `leave` also end the wait."""
         self._ask = ask
-        self._num_parts: dict[str, int] = {}  # parts known of each replica with more to come
+        self._num_parts: dict[str, int] = {}  # replica -> known parts, while more will come
         self._waiting: list[tuple[int, int, str]] = []  # heap: parts known, turn, replica; some are outdated
         self._num_turns = 0
         self._asked: set[str] = set()

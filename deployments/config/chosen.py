@@ -277,7 +277,7 @@ def _num_cpus(machine: Hardware) -> tuple[float, str]:
     gpus = len(machine.gpus)
     if machine.cores >= ROOMY_CORES + gpus:
         return 1.0, f"{machine.cores} cores are enough for a whole one each"
-    # So little that all fits: an engine for each GPU, and twice the ingresses while they are replaced.
+    # Few enough for an engine on each GPU, and for twice the ingresses while they are replaced.
     fitting = machine.cores / (gpus + 2 + machine.cores * 2 / CORES_PER_INGRESS)
     return min(FEW_CPUS, int(fitting * 100) / 100), f"{machine.cores} cores are few"
 
@@ -299,7 +299,7 @@ def _ingresses(args: Mapping[str, Any], checked: AppArgs, machine: Hardware) -> 
         yield ChosenSetting("ingresses.count", count, reason)
         if count > 1 and is_kept_apart:
             store = f"file://{machine.nodes[0].cache}/responses-{checked.ingresses.port}"
-            ResponseSettings(store=store)  # raises where that is no URL
+            ResponseSettings(store=store)  # raises if that is not a URL
             yield ChosenSetting(
                 "responses.store", store, "several ingresses share it; memory would be each one's own"
             )
@@ -310,7 +310,7 @@ def _ingresses(args: Mapping[str, Any], checked: AppArgs, machine: Hardware) -> 
         yield ChosenSetting("ingresses.num_cpus", *_num_cpus(machine))
 
 
-# --- what the machine cannot meet, and what processes find themselves -----------------------------------
+# --- resources that the machine lacks, and numbers that processes find themselves ------------------------
 
 
 def _shortages(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[str]:

@@ -293,7 +293,7 @@ class Ingress:
     async def __del__(self) -> None:
         if self._batches is not None:
             await self._batches.aclose()
-        # Serve has waited for its own requests; the others get the remaining time.
+        # Serve has waited for its own requests; all other requests get the remaining time.
         if self._http is not None:
             await asyncio.sleep(self._args.ingresses.shutdown_delay_s)
         await self._roll_call.leave()

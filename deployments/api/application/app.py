@@ -339,7 +339,7 @@ class _Endpoints:
                 record.is_handed_over = True
                 return answer
             exchange = Exchange(self._service.limits, made, record, name, hints, caller, self._room.pace)
-            del made  # it has the request's texts, and is not kept for as long as the answer takes
+            del made  # The body has the request's texts: free it now, not when the answer ends.
             return await until_disconnect(request.scope, request.receive, exchange.respond())
         except RateLimited as error:
             record.refused(error)

@@ -83,7 +83,7 @@ async def _calls_grammar(
         at_most(limits, "max_grammar_bytes", "tools", len(grammar.source.encode()), unit)
         return grammar if served.grammars is None else await served.grammars.check(grammar)
     except InvalidGrammar as error:
-        if not isinstance(error, TooComplex):  # checking each function might take as long
+        if not isinstance(error, TooComplex):  # Checking each function might take as long.
             await _blame(served, tools)
         raise unusable("tools", error) from None
     except Overloaded as error:
