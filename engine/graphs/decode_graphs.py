@@ -210,7 +210,7 @@ class DecodeGraphs:
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
-        """Treat the rows as unknown if this fails: the other thread sees it when it prepares the next step."""
+        """Treat the rows as unknown if this fails. The other thread sees that when it prepares the next step."""
         try:
             yield
         except BaseException:

@@ -25,6 +25,6 @@ def load_runner(
     """
     if config.tensor_parallel_size == 1:
         return load_model(config, draft_kv_bytes, draft_bytes=draft_bytes)
-    from engine.ranks.runner import ParallelRunner  # msgspec, which a bare GPU machine lacks
+    from engine.ranks.runner import ParallelRunner  # imports msgspec, which a bare GPU machine lacks
 
     return ParallelRunner.load(config, draft_kv_bytes, launcher, draft_bytes)

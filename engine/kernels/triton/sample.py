@@ -316,6 +316,6 @@ def _draw(
             weights = weight_of(x, best, inverse)
             weights = tl.where(stays & (weights >= least), weights, 0.0)
             passed = (tl.cumsum(weights, axis=0) + so_far > wanted) & (weights > 0)
-            last = tl.max(tl.where(weights > 0, token, 0), axis=0)  # If rounding makes sums disagree.
+            last = tl.max(tl.where(weights > 0, token, 0), axis=0)  # Rounding may make the sums disagree.
             result = tl.minimum(tl.min(tl.where(passed, token, size), axis=0), last)
     tl.store(tokens_ptr + row, result.to(tl.int64))
