@@ -206,9 +206,9 @@ class RadixTree:
         upper.children[node.tokens[0]] = node
         parent.children[upper.tokens[0]] = upper
         if position % self.page_size:
-            upper.going_on = node
-        if parent.going_on is node:
-            parent.going_on = upper
+            upper.continuation = node
+        if parent.continuation is node:
+            parent.continuation = upper
         upper.pins = 1 if node.pins else 0  # its only child locks it if that is locked
         upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
         if self._record is not None:
@@ -224,7 +224,7 @@ class RadixTree:
         node = Node(parent.namespace, parent, parent.end, tokens, first_slot, pages)
         parent.children[tokens[0]] = node
         if first_slot * self.page_size > parent.end:
-            parent.going_on = node
+            parent.continuation = node
         self.evictable_pages += len(pages)
         if self._record is not None:
             self._record.grow(node, node.start)
@@ -265,7 +265,7 @@ class RadixTree:
             return None
         returned, owner.pages[-1] = owner.pages[-1], child.pages.pop(0)
         child.first_slot += 1
-        node.going_on = child
+        node.continuation = child
         if child.is_locked:
             self.locked_pages -= 1
         else:
@@ -309,8 +309,8 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         del parent.children[node.tokens[0]]
-        if parent.going_on is node:
-            parent.going_on = None
+        if parent.continuation is node:
+            parent.continuation = None
         node.parent = None
         if self.resume_points is not None:
             self.resume_points.drop(node)
@@ -341,9 +341,9 @@ class RadixTree:
         pages of earlier branches for as long as it lives.
         """
         page_of_end = node.end // self.page_size
-        while node.going_on is not None and node.going_on.end // self.page_size == page_of_end:
-            node = node.going_on  # Sharing may have been impossible while the page was copied.
-        is_used = node.going_on is not None or node.num_holders  # A lease may continue to write in it.
+        while node.continuation is not None and node.continuation.end // self.page_size == page_of_end:
+            node = node.continuation  # Sharing may have been impossible while the page was copied.
+        is_used = node.continuation is not None or node.num_holders  # A lease may continue to write in it.
         if is_used or not node.children or not node.end % self.page_size:
             return
         newest_first = reversed(node.children.values())  # Of unlocked ones, the newest stays longest.

@@ -39,7 +39,7 @@ class PrefixSync:
         """Note that a part was processed, which took `seconds`. A first part may come unasked."""
         self._asked.discard(replica)
         if self._pause is None:
-            self._pause = asyncio.get_running_loop().call_later(seconds, self._go_on)
+            self._pause = asyncio.get_running_loop().call_later(seconds, self._end_pause)
         if is_last:
             self._num_parts.pop(replica, None)
         else:
@@ -63,7 +63,7 @@ class PrefixSync:
         heapq.heappush(self._waiting, (num_parts, self._num_turns, replica))
         self._ask_next()
 
-    def _go_on(self) -> None:
+    def _end_pause(self) -> None:
         self._pause = None
         self._ask_next()
 

@@ -218,9 +218,9 @@ class Connection(HttpToolsProtocol):
     def _wait_for_turn(self) -> None:
         if not self._has_to_wait:
             self._has_to_wait = True
-            self._turns.wait(self._go_on)
+            self._turns.wait(self._parse_more)
 
-    def _go_on(self) -> None:
+    def _parse_more(self) -> None:
         self._has_to_wait = False
         if not self._is_over:
             self._parse()
