@@ -6,15 +6,15 @@ PORT   ?= 8000
 # On Linux, PyPI's torch comes with CUDA. On a machine without a GPU, PyTorch's index of CPU wheels saves gigabytes
 # (see pytorch.org, "Get Started"):  make serve TORCH_INDEX=<url of the CPU wheels>
 TORCH_INDEX ?=
-# What `make serve` serves: without it, what deployments.yaml names; a name without a slash is downloaded first, if it
-# is not here:  make serve MODEL=smollm2-135m
+# The model that `make serve` serves; by default the one in deployments.yaml. A name without a slash is downloaded
+# first, if no file has that name:  make serve MODEL=smollm2-135m
 MODEL  ?=
 
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # The publisher to Grafana needs another urllib3 than Ray does, so it has a virtual environment of its own.
 PUBLISHER := .venv-grafana
-# So have other people's clients, which are run against the application.
+# Third-party clients, which are run against the application, have another one.
 CLIENTS   := .venv-clients
 INDEX     := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PACKAGES  := cache deployments engine monitoring router
@@ -27,22 +27,22 @@ serve: $(INSTALLED) pulled
 pulled: $(INSTALLED)
 	@case '$(MODEL)' in ''|*/*|demo) ;; *) test -e '$(MODEL)' || $(BIN)/raydix pull '$(MODEL)' >/dev/null ;; esac
 
-# One after the other, or beside each other: make -j3 --output-sync=target test
+# In turn, or in parallel: make -j3 --output-sync=target test
 test: lint units e2e
 
-# They yield to the end-to-end tests beside them, which wait for each other's processes most of the time.
+# Unit tests yield to the end-to-end tests that run in parallel, which mostly wait for their own processes.
 units: $(INSTALLED) $(PUBLISHER)/.installed
 	nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not e2e'
 
 e2e: $(INSTALLED)
 	$(BIN)/python -m pytest tests/e2e tests/cluster -m e2e
 
-# What a change can break, as far as three minutes on two cores can tell: see tests/house/support/quick.py.
+# The tests that a change can break, up to three minutes on two cores: see tests/house/support/quick.py.
 # make quick ARGS=--list
 quick: $(INSTALLED)
 	@$(BIN)/python -m tests.house.support.quick $(ARGS)
 
-# Not part of `make test`: what it installs is not Raydix's.
+# Not part of `make test`, because it installs third-party clients.
 clients: $(INSTALLED) $(CLIENTS)/.installed
 	$(CLIENTS)/bin/python -m pytest --disable-warnings --confcutdir=tests/clients tests/clients \
 		$(if $(CLIENTS_TABLE),--table $(CLIENTS_TABLE))
@@ -65,21 +65,21 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py engine/kernels/build.py $(
 	@touch $@
 
 # Where Python may write no bytecode (PYTHONDONTWRITEBYTECODE, a read-only directory), each process of each start would
-# compile torch, Ray and transformers again, which takes longer than all else. pip compiles with one core, so it is told
-# not to. Files of packages may be for a newer Python; errors in our own are errors. Changed sources are noticed by
-# their time.
+# compile torch, Ray and transformers again, which takes longer than the rest of the start. pip would compile with one
+# core, so it does not compile. Some files of packages are for a newer Python and fail; a failure in our own packages is
+# an error. Python notices changed sources by their time.
 bytecode:
 	@echo "Compiling Python's bytecode on all cores, so that no start has to: half a minute on two"
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python*/site-packages || \
 		echo "A few files of packages were left out: they are not for this Python"
 	@$(BIN)/python -m compileall -q -j 0 $(PACKAGES)
 
-# Builds the CPU kernels again. The two targets below test them under sanitizers, which takes minutes, so `make test`
-# leaves them out.
+# Builds the CPU kernels again. The two targets below test them under sanitizers. `make test` does not run these,
+# because they take minutes.
 native: $(INSTALLED)
 	$(BIN)/python -m engine.kernels.build
 
-# Tests that build kernels are left out: a compiler does not run under a preloaded sanitizer.
+# Tests that build kernels are omitted, because a compiler does not run under a preloaded sanitizer.
 NATIVE_TESTS ?= tests/engine/kernels tests/engine/attention/test_attention.py tests/engine/sampling/test_native_sampler.py \
 	--ignore=tests/engine/kernels/triton --ignore=tests/engine/kernels/test_build.py
 # Python itself leaks memory, and torch's OpenMP is not instrumented, so only the kernels' own threads are checked.
@@ -104,8 +104,8 @@ $(PUBLISHER)/.installed: monitoring/grafana/requirements.txt
 	$(PUBLISHER)/bin/python -m pip install --quiet -r $<
 	@touch $@
 
-# The requirements name every package with its version, so nothing is resolved. Clients of Node.js are left out where
-# there is no npm.
+# The requirements name every package with its version, so pip resolves nothing. Without npm, clients of Node.js are
+# omitted.
 $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/node/package-lock.json
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --no-compile -r $<

@@ -18,26 +18,26 @@ class BuildWithKernels(build_py):
     """Python sources, and the shared library that they load with ctypes: it is tied to no version of Python."""
 
     def library(self) -> Path:
-        """Where it is built."""
+        """Return the path at which the library is built."""
         return (ROOT if self.editable_mode else Path(self.build_lib).absolute()) / LIBRARY
 
     def run(self) -> None:
-        """Go on without the library where it cannot be compiled, and say so."""
+        """Build the package. If the library cannot be compiled, warn and continue without it."""
         super().run()
         if missing := KERNELS["build"](self.library()):
             self.warn(f"the native CPU kernels: {missing}")
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        """With the library and its log, where there are any."""
+        """Return the outputs, including the library and its log if they exist."""
         built = (self.library(), self.library().with_suffix(".log"))
         return [*super().get_outputs(include_bytecode), *(str(path) for path in built if path.exists())]
 
 
 class TaggedWheel(bdist_wheel):
-    """For one platform when it carries the library, for any when it does not; for every Python either way."""
+    """A wheel for one platform if it contains the library, else for any; in both cases for every Python 3."""
 
     def run(self) -> None:
-        """Build first: the name depends on what there is."""
+        """Build first, because the wheel's name depends on whether there is a library."""
         self.run_command("build")
         is_native = self.get_finalized_command("build_py").library().exists()
         self.distribution.has_ext_modules = lambda: is_native
@@ -45,7 +45,7 @@ class TaggedWheel(bdist_wheel):
         super().run()
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Python, ABI and platform."""
+        """Return the tags of Python, ABI and platform."""
         return "py3", "none", super().get_tag()[2]
 
 

@@ -149,7 +149,7 @@ def application(limits: Limits, context: int) -> ASGIApp:
         return b"", "text/plain"
 
     served = ServedModel(card, engine, TextCodec(tokenizer, ChatSettings(tools="hermes")))
-    return create_app(ApiService({"demo": served}, metrics_text, limits), at_once=True)
+    return create_app(ApiService({"demo": served}, metrics_text, limits), is_eager=True)
 
 
 async def post(app: ASGIApp, case: Case) -> tuple[int, list[bytes]]:

@@ -28,7 +28,7 @@ def insert(tree: RadixTree, pool: PagePool, lease: Lease, tokens: Sequence[int],
     node, found = tree.walk(held, tokens, len(tokens))
     is_whole = found == len(tokens)
     if is_whole:
-        found -= found % page_size  # The tree has all: whole pages are shared, the last stays the lease's.
+        found -= found % page_size  # Whole pages are shared; the lease keeps its own last page.
         if found <= held.end:
             return 0
     node = tree.cut(node, found) if found > held.end else held
@@ -50,10 +50,10 @@ def insert(tree: RadixTree, pool: PagePool, lease: Lease, tokens: Sequence[int],
 
 
 def _leave_tail(tree: RadixTree, pool: PagePool, lease: Lease, child: Node, found: int) -> bool:
-    """Continue the lease into `child` of its node. Where `child` overrides the page the node ends in, the child's
-    page serves both from now on; the lease's own is freed if `found` lies after it, else becomes private again.
+    """Continue the lease into `child` of its node. Where `child` overrides the page in which the node ends, both
+    use the child's page from now on. The lease's page is freed if `found` is after it, else becomes private again.
 
-    Return False when the page must become private, as `found` is in it, but cannot, as another lease copies it.
+    Return False if that page must become private but cannot, because another lease copies it.
     """
     assert lease.node is not None
     slot, inside = divmod(child.start, tree.page_size)
@@ -82,7 +82,7 @@ def _grow(tree: RadixTree, pool: PagePool, lease: Lease, node: Node, added: arra
     if inside:
         own = lease.pages[first_slot]
         if own == tree.tail_page(node):
-            first_slot += 1  # The lease wrote the tree's page and continued in it.
+            first_slot += 1  # This page of the lease is the tree's already.
         elif (replaced := tree.replace_tail(node, own)) is not None:
             pool.free([replaced])
             first_slot += 1
@@ -99,5 +99,5 @@ def _is_one_with_its_successor(node: Node, lease: Lease) -> bool:
     """Whether a chunk may extend the node of the previous chunk: only this lease holds it, and both chunks are
     equally worth keeping.
     """
-    is_alone = node.pins == 1 and not node.children and bool(node.tokens) and node.resume_point is None
-    return is_alone and not node.hits and node.priority == lease.priority
+    is_exclusive = node.pins == 1 and not node.children and bool(node.tokens) and node.resume_point is None
+    return is_exclusive and not node.hits and node.priority == lease.priority

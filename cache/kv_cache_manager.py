@@ -217,7 +217,7 @@ class KVCacheManager:
         The tokens after them may be evicted once this lease ends.
         """
         node = held_node(lease)
-        while node.parent is not None and node.pins == 1:  # this lease's, or that of the one child below
+        while node.parent is not None and node.pins == 1:  # pinned by this lease, or by the child below
             node = node.parent
         return node.end
 
@@ -489,7 +489,7 @@ class KVCacheManager:
     def _unlock(self, node: Node) -> None:
         self.tree.unlock(node)
         self._free_surplus()
-        if not self._prefix_cache:  # Nothing can find what no lease of its group holds.
+        if not self._prefix_cache:  # No request can find pages that no lease of their group holds.
             self.pool.free(self.tree.evict())
 
     def _free_surplus(self) -> None:

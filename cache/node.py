@@ -23,11 +23,11 @@ class Node:
     __slots__ = (
         "blocks",
         "children",
+        "continuation",
         "copying",
         "end",
         "first_slot",
         "gates",
-        "going_on",
         "hits",
         "last_access",
         "namespace",
@@ -68,7 +68,7 @@ class Node:
         """Child nodes by their first token."""
         self.gates: dict[Namespace, Node] | None = None
         """Where other namespaces begin: empty nodes at its end, if it is the end of a shared prefix."""
-        self.going_on: Node | None = None
+        self.continuation: Node | None = None
         """The child that continues the page this node ends in, if it ends inside one."""
         self.num_holders = 0
         """Leases that hold this very node."""

@@ -21,7 +21,7 @@ from cache.node import Namespace
 
 try:
     from xxhash import xxh3_64_intdigest as _digest
-except ImportError:  # an engine without a router: no other process compares its hashes
+except ImportError:  # an engine without a router, so no other process compares its hashes
 
     def _digest(content: bytes, seed: int = 0) -> int:  # type: ignore[misc]
         """Replace xxh3_64; eight times as slow."""
@@ -29,7 +29,7 @@ except ImportError:  # an engine without a router: no other process compares its
         return int.from_bytes(keyed.digest(), "little")
 
 
-@lru_cache(maxsize=1024)  # of nearly all requests the same few
+@lru_cache(maxsize=1024)  # Nearly all requests have one of a few namespaces.
 def prefix_root(namespace: Namespace) -> int:
     """Return the 64-bit hash that begins the chains of a namespace, so that no two namespaces share hashes."""
     return int(_digest(encoded_namespace(namespace)))

@@ -183,7 +183,7 @@ class RadixTree:
 
         0 < position <= node.end.
         """
-        while node.start >= position and node.end > position:  # a gate has no length
+        while node.start >= position and node.end > position:  # a gate holds no tokens
             assert node.parent is not None, "the position is on the path"
             node = node.parent
         return self.split(node, position) if position < node.end else node
@@ -206,10 +206,10 @@ class RadixTree:
         upper.children[node.tokens[0]] = node
         parent.children[upper.tokens[0]] = upper
         if position % self.page_size:
-            upper.going_on = node
-        if parent.going_on is node:
-            parent.going_on = upper
-        upper.pins = 1 if node.pins else 0  # its one child is locked or not
+            upper.continuation = node
+        if parent.continuation is node:
+            parent.continuation = upper
+        upper.pins = 1 if node.pins else 0  # its only child locks it if that is locked
         upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
         if self._record is not None:
             self._record.split(upper, node)
@@ -224,7 +224,7 @@ class RadixTree:
         node = Node(parent.namespace, parent, parent.end, tokens, first_slot, pages)
         parent.children[tokens[0]] = node
         if first_slot * self.page_size > parent.end:
-            parent.going_on = node
+            parent.continuation = node
         self.evictable_pages += len(pages)
         if self._record is not None:
             self._record.grow(node, node.start)
@@ -265,7 +265,7 @@ class RadixTree:
             return None
         returned, owner.pages[-1] = owner.pages[-1], child.pages.pop(0)
         child.first_slot += 1
-        node.going_on = child
+        node.continuation = child
         if child.is_locked:
             self.locked_pages -= 1
         else:
@@ -289,7 +289,7 @@ class RadixTree:
             if node is None:
                 break
             if not node.pages and self._rejoin(node):
-                continue  # Evicting it would free no page and only lose tokens.
+                continue  # Evicting it would lose tokens without freeing a page.
             surplus = 0 if num_pages is None else len(node.pages) - (num_pages - len(freed))
             if surplus > 0:  # Keep the head as a node of its own; `node` is the part to evict.
                 self.split(node, (node.first_slot + surplus) * self.page_size)
@@ -309,8 +309,8 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         del parent.children[node.tokens[0]]
-        if parent.going_on is node:
-            parent.going_on = None
+        if parent.continuation is node:
+            parent.continuation = None
         node.parent = None
         if self.resume_points is not None:
             self.resume_points.drop(node)
@@ -341,12 +341,12 @@ class RadixTree:
         pages of earlier branches for as long as it lives.
         """
         page_of_end = node.end // self.page_size
-        while node.going_on is not None and node.going_on.end // self.page_size == page_of_end:
-            node = node.going_on  # Sharing may have been impossible while the page was copied.
-        is_used = node.going_on is not None or node.num_holders  # A lease may continue to write in it.
+        while node.continuation is not None and node.continuation.end // self.page_size == page_of_end:
+            node = node.continuation  # Sharing may have been impossible while the page was copied.
+        is_used = node.continuation is not None or node.num_holders  # A lease may continue to write in it.
         if is_used or not node.children or not node.end % self.page_size:
             return
-        newest_first = reversed(node.children.values())  # The newest stays the longest, apart from locked ones.
+        newest_first = reversed(node.children.values())  # Of unlocked ones, the newest stays longest.
         child = next(child for child in newest_first if child.is_locked or not node.pins)
         page = self.merge_tail(node, child)
         self.surplus.extend([] if page is None else [page])
@@ -389,7 +389,7 @@ def page_of(node: Node, slot: int) -> int:
     """Return the page in which a node, or one above it that ends inside the page, has a slot's tokens."""
     step = node
     while step.first_slot > slot:
-        assert step.parent is not None, "the first page belongs to somebody"
+        assert step.parent is not None, "the first page has an owner"
         step = step.parent
     return step.pages[slot - step.first_slot]
 
@@ -403,7 +403,7 @@ def common_prefix(run: array[int], tokens: Sequence[int], start: int, stop: int)
     while low < stop:
         high = low + size if low + size < stop else stop
         ours, theirs = run[low:high], tokens[start + low : start + high]
-        if not isinstance(theirs, array):  # whose type is ours: that of all arrays of tokens
+        if not isinstance(theirs, array):  # All arrays of tokens have the type of `ours`.
             theirs = array("i", theirs)
         if ours != theirs:
             return low + first_difference(ours, theirs)

@@ -78,7 +78,7 @@ def build_with(args: AppArgs, engine_factory: EngineFactory) -> Application:
     check_tracing(args.tracing)
     check_store(args.responses)
     args = args.model_copy(update={"shared_prefixes": tuple(prefix.read() for prefix in args.shared_prefixes)})
-    policy_named(args.router.policy)  # refuses an unusable class here, before any ingress
+    policy_named(args.router.policy)  # An unusable class is refused here, before any ingress starts.
     hub = serve.deployment(
         MetricsHub,
         name="MetricsHub",
@@ -196,7 +196,7 @@ def _options(args: AppArgs, replicas: DeploymentSettings, num_gpus: float, num_r
     """Return Serve's options for a deployment, independent of the number of its replicas."""
     return {
         "max_surge_percent": surge_percent(replicas.surge_percent, replicas.reserved(num_gpus), num_ranks),
-        "user_config": {},  # not None: Serve then notifies replicas when the file has none any more
+        "user_config": {},  # Not None, because Serve then notifies replicas when the file no longer has any.
         "max_ongoing_requests": replicas.max_ongoing,
         "max_queued_requests": replicas.max_queued,
         "graceful_shutdown_timeout_s": replicas.drain_timeout_s,

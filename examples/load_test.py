@@ -66,7 +66,7 @@ async def ask(client: openai.AsyncOpenAI, model: str, question: str) -> tuple[fl
         messages=[{"role": "user", "content": question}],
         max_completion_tokens=64,
         stream=True,
-        stream_options={"include_usage": True},  # a chunk may hold several tokens: the server counts them
+        stream_options={"include_usage": True},  # A chunk may hold several tokens, so the server's count is used.
     )
     async for chunk in stream:
         if any(choice.delta.content or choice.finish_reason for choice in chunk.choices):

@@ -38,7 +38,7 @@ def main() -> None:
         fn_constructor_args=(options.application,),
         batch_size=BLOCK,
         compute=ray.data.ActorPoolStrategy(size=CALLS),
-        num_cpus=0,  # it waits for answers
+        num_cpus=0,  # A worker mostly waits for answers.
     ).write_json(options.answers)
 
 
@@ -49,7 +49,7 @@ class Asker:
         self._handle = serve.get_app_handle(application).options(stream=True)
 
     def __call__(self, block: dict[str, Any]) -> dict[str, Any]:
-        """Have a block's prompts answered in one call."""
+        """Request the answers to all prompts of a block in one call."""
         chats = [[{"role": "user", "content": prompt}] for prompt in block["prompt"]]
         texts: list[str | None] = [None] * len(chats)
         errors: list[str | None] = [None] * len(chats)

@@ -1,6 +1,6 @@
-"""A router policy of one's own: the replica that would have computed the prompt first.
+"""A router policy of your own: the replica that would have computed the prompt first.
 
-Try it on recorded traffic, beside the default, from the folder that holds `examples`:
+Compare it with the default on recorded traffic, from the folder that holds `examples`:
 
     raydix simulate TRACE --replicas 4 --policy cost,examples.router_policy:MyPolicy
 
@@ -27,7 +27,7 @@ class MyPolicy:
             uncached = query.num_tokens - query.overlap.get(replica.replica, 0)
             return (replica.queued_prefill_tokens + uncached) / replica.prefill_rate
 
-        split = Split(replicas)  # those that cannot serve now come last, whatever the policy
+        split = Split(replicas)  # With any policy, replicas that cannot serve now come last.
         order = [
             replica.replica for replica in sorted(split.serving, key=lambda each: (seconds(each), rng.random()))
         ]

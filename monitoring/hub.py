@@ -82,14 +82,14 @@ class Hub:
         self._mirrors = mirrors
         self._keeps = num_keepers > 0
         self._handover = Handover(num_keepers, patience, born) if self._keeps else None
-        self._early: dict[tuple[str, str], _ProcessReport] = {}  # by (process, epoch), during the handover
+        self._early: dict[tuple[str, str], _ProcessReport] = {}  # (process, epoch) -> report, during the handover
         self._processes: dict[str, _ProcessReport] = {}
         self._ended = Totals()
         self._gone: OrderedDict[str, _ProcessReport] = OrderedDict()
         self.own = Metrics("", "hub", "hub")
         """The metrics of the hub's own process."""
         self._stamp: Stamp = (generation, 0)
-        self._checkpoint: Kept | None = None  # of the last page
+        self._checkpoint: Kept | None = None  # checkpoint of the last page
 
     # --- reports of processes ------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Hub:
         if known is not None and known.snapshot.epoch != news.epoch:
             self._ended.add(known.owner, known.snapshot)
         if gone is not None and gone.snapshot.epoch == news.epoch:
-            # It was not gone after all, and its totals, already moved to "gone", come with it again.
+            # The process was not gone, and its totals, already moved to "gone", return with it.
             self._ended.add(report.owner, gone.snapshot, sign=-1)
         self._gone.pop(process, None)
         self._processes[process] = report

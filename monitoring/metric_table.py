@@ -187,7 +187,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("engine_stage_seconds_total", "engine", "Time the engine loop spent in each stage.", "seconds",
              stage=_STAGE),
     _counter("engine_steps_total", "engine", "Steps that the engine has run.", "steps"),
-    # memory: there was none for the step; device: it can no longer compute
+    # memory: the step got none; device: it can no longer compute
     _counter("engine_failed_steps_total", "engine",
              "Steps that failed, and failed self-tests after them, by cause.", "steps",
              cause=("memory", "device", "other")),

@@ -31,7 +31,7 @@ class Candidates(list[Candidate]):
         super().__init__(serving.values())
         self.extend(unavailable)
         self.none_available = not serving
-        if self.none_available:  # then all of them are tried
+        if self.none_available:  # then any of them may be chosen
             serving, unavailable = {one.replica: one for one in unavailable}, ()
             num_running = hashed = None
         self.serving = serving

@@ -98,7 +98,7 @@ class DecisionLog:
         chosen = decision.order[0]
         num_fetched = 0 if fetch is None else fetch.fetched
         tiers = by_tier(query.overlap, chosen)
-        if fetch is not None and fetch.address is None:  # its own files, which it reads without a request
+        if fetch is not None and fetch.address is None:  # It reads its own files without asking another replica.
             tiers, fetch = {**tiers, Tier.FILE.name.lower(): num_fetched}, None
         regret_tokens = max(decision.regret_tokens - num_fetched, 0)
         self.by_reason[decision.policy, decision.reason] += 1

@@ -17,9 +17,9 @@ class ExpectedBlocks:
         """A dispatch counts for `expect_s` seconds; `limit` is the most blocks of unexpired dispatches."""
         self._expect_s = expect_s
         self._limit = limit
-        self._due: dict[str, dict[int, float]] = {}  # replica -> block -> when it expires, seconds
+        self._due: dict[str, dict[int, float]] = {}  # replica -> block -> time of expiry, in seconds
         self._bits: dict[str, int] = {}  # replica -> its bit in the masks
-        self._queue: deque[tuple[float, str, list[int]]] = deque()  # dispatches, the first to expire first
+        self._queue: deque[tuple[float, str, list[int]]] = deque()  # dispatches in order of expiry
         self._num_queued = 0
         self.masks: dict[int, int] = {}
         """The replicas at which each block is expected, one bit each; a block expected nowhere is omitted."""

@@ -78,12 +78,12 @@ class HeldBlocks:
         self._shards = _shards()
         self._untried, self._useful = BlockQueue(), BlockQueue()  # every block of `_shards` is in one of them
         self._num_empty = 0  # blocks without a holder, until the sweep removes them
-        self._num_sole: Counter[int] = Counter()  # by a slot's bit: blocks with no other slot in their masks
-        self._num_dead = 0  # the same, for all dead slots together
+        self._num_sole: Counter[int] = Counter()  # slot's bit -> number of blocks that only this slot holds
+        self._num_dead = 0  # number of blocks that only one dead slot holds
         self._num_slots = 1  # the first one is `_USED`
         self._free_slots: list[int] = []
         self._live = 0
-        self._dead = 0  # slots that died, not yet being swept
+        self._dead = 0  # slots that died and wait for a sweep
         self._swept = 0  # slots that the current sweep clears
         self._is_sweeping = False
 
@@ -280,13 +280,13 @@ class HeldBlocks:
         return bool(mask) and not _only_slot(mask) & (self._dead | self._swept)
 
     def _recount(self, changed: Iterable[int], after: Mapping[int, int]) -> None:
-        """Count blocks whose masks were these and are now those of `after`."""
+        """Update the counts for blocks whose masks changed from these to those of `after`."""
         for mask, num_blocks in Counter(changed).items():
             self._count(mask, -num_blocks)
             self._count(after[mask], num_blocks)
 
     def _count(self, mask: int, num_blocks: int) -> None:
-        """Count blocks that have this mask now; a negative number if they no longer have it."""
+        """Add blocks to the count of their mask; a negative number removes them."""
         if not mask:
             self._num_empty += num_blocks
         elif only := _only_slot(mask):
@@ -296,7 +296,7 @@ class HeldBlocks:
 
 
 def _held(mask: int) -> int:
-    """Return a mask, or 0 where no slot is in it: a mark without a slot stands for nothing."""
+    """Return a mask, or 0 if it has no slot: a block that is only marked as used has no holder."""
     return mask if mask != _USED else 0
 
 

@@ -20,7 +20,7 @@ class LowerTiers:
     """The tiers of blocks below the devices. Not thread-safe. About 100 bytes a block; the number is bounded."""
 
     def __init__(self) -> None:
-        self._tiers: dict[str, dict[int, int]] = {}  # only of replicas that have some
+        self._tiers: dict[str, dict[int, int]] = {}  # replica -> block -> tier, where it has any
         self.num_blocks = 0
         """Blocks below the devices, counted once for each replica that has them."""
 

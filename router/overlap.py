@@ -41,7 +41,7 @@ class Levels(Iterable[Level]):
             at += 1
 
     def _at(self, number: int) -> Level | None:
-        """Return a level, None if there are no more. All levels before it were asked for."""
+        """Return a level, None if there are no more. The caller must have read all levels before it."""
         if number == len(self._found):
             level = next(self._rest, None)
             if level is None:
@@ -134,7 +134,7 @@ class Overlap(Mapping[str, int]):
 
     def names(self, mask: int) -> Iterator[str]:
         """Return the replicas of a level's mask."""
-        if not mask & (mask - 1):  # one, by far the most frequent
+        if not mask & (mask - 1):  # One replica is by far the most frequent case.
             return iter((self._names[mask.bit_length() - 1],))
         return map(self._names.__getitem__, bits(mask))
 

@@ -292,7 +292,7 @@ class Placer:
             # A replica that no longer exists must not return to the index.
             if request is not None and replica is not None and generated and self._fleet.has(replica):
                 chain = request.continued(generated, self.settings.block_tokens)
-                if len(chain) > len(request.chain):  # else all of it is expected since the placement
+                if len(chain) > len(request.chain):  # otherwise the placement announced all blocks
                     self._index.expect(replica, chain, self._clock())
 
     # --- news ----------------------------------------------------------------------------------------------
@@ -358,11 +358,11 @@ class Placer:
         with self._lock:
             departed = [name for name in self._index.replicas if not self._is_known(name)]
         for replica in departed:
-            alone = [] if is_store(replica) else self.only_held_by(replica)
+            lost = [] if is_store(replica) else self.only_held_by(replica)
             with self._lock:
                 self._index.forget(replica)
-            if alone:
-                self.on_departed(replica, alone)
+            if lost:
+                self.on_departed(replica, lost)
 
     # --- explaining ----------------------------------------------------------------------------------------
 

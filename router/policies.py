@@ -159,7 +159,7 @@ class CostPolicy:
         split, serving = Split(known), known.serving
         if not serving:
             return split.decision([], "only_one", "cost", query)
-        if len(serving) == 1:  # nothing to weigh
+        if len(serving) == 1:  # There is no choice.
             terms = {name: self._price(query, one, self._settings) for name, one in serving.items()}
             return split.decision(list(terms), "only_one", "cost", query, terms)
         held = Overlap.of(query.overlap)
@@ -180,7 +180,7 @@ class CostPolicy:
 
         def rest() -> list[str]:
             waits = {name: queue_seconds(serving[name]) for name in preferred if name not in terms}
-            return sorted(waits, key=waits.__getitem__)  # equal ones stay in rendezvous order
+            return sorted(waits, key=waits.__getitem__)  # A stable sort: equal waits stay in rendezvous order.
 
         reason: Reason = "cold" if not most else "holder" if held.get(first, 0) == most else "cheaper"
         order = Order([first, *ordered], len(serving) - len(terms), rest)
@@ -197,13 +197,13 @@ class CostPolicy:
     def _best_holders(
         self, held: Overlap, serving: Mapping[str, Candidate], preferred: RendezvousOrder
     ) -> list[str]:
-        """Return those that hold most, or else any. Ties go by rendezvous order; by load, all would herd."""
+        """Return the deepest holders, or else any. Ties follow rendezvous order: by load, all would choose one."""
         best: list[str] = []
         for _, mask in held.levels:
             if mask.bit_count() <= _FEW:
                 few = [name for name in held.names(mask) if name in serving]
                 same: Iterable[str] = sorted(few, key=preferred.score, reverse=True)
-                if held.has_lower:  # those that have it on the device first
+                if held.has_lower:  # Prefer replicas that hold it on the device.
                     same = sorted(same, key=lambda name: sum(held.below(name)))
             else:
                 same = (name for name in preferred if held.is_in(mask, name))

@@ -52,9 +52,9 @@ class PrefixIndex:
         self._lower = LowerTiers()
         # Matches refer to these two, so they are replaced and never changed.
         self._slots: dict[str, int] = {}
-        self._names: list[str] = [""]  # by slot, which are 1 and more
-        self._stores = 0  # the slots of stores, a bit for each
-        self._version = 0  # changes whenever holders do
+        self._names: list[str] = [""]  # indexed by slot; slots begin at 1
+        self._stores = 0  # the slots of stores, one bit each
+        self._version = 0  # changes whenever the holders of a block change
 
     @property
     def max_blocks(self) -> int:

@@ -47,8 +47,8 @@ class ReadyCandidates:
         self._unavailable: dict[str, Candidate] = {}
         self._waits: dict[str, float] = {}
         """Seconds until a new request would start, for each replica of `_serving`."""
-        self._num_running = 0  # requests at those of `_serving`
-        self._total_rate = 0  # tokens/s of those of `_serving`, in millionths
+        self._num_running = 0  # requests at the replicas of `_serving`
+        self._total_rate = 0  # sum over `_serving`, in millionths of tokens/s
         self._rates, self._shares = ExactMean(), ExactMean()
         self._hashed: HashedNames | None = None
         """The names of `_serving`; None when they have changed since the last prompt."""

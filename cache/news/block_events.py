@@ -73,8 +73,8 @@ class BlockEvents:
         self._include_salted = include_salted
         self._notes: deque[_Note] = deque()
         self._folding = threading.Lock()
-        self._blocks: dict[int, _Block] = {}  # held or told; on the device, parents come before children
-        self._changed: dict[int, None] = {}  # since the last drain, in the order of storing
+        self._blocks: dict[int, _Block] = {}  # held, or reported; on the device, parents come first
+        self._changed: dict[int, None] = {}  # blocks changed since the last drain, in the order of storing
         self._num_told = 0
 
     # --- the engine's thread -------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class BlockEvents:
                 if block.held or block.told:
                     self._changed.setdefault(number)
                 else:
-                    del self._blocks[number], self._changed[number]  # no reader knows of it
+                    del self._blocks[number], self._changed[number]  # no reader knows this block
 
     def _fold_stored(self, note: _Note) -> None:
         assert note.tokens is not None

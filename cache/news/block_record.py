@@ -46,7 +46,7 @@ class BlockRecord:
         if node.end - begin < size:
             return
         above, step = array("i"), node
-        while step.start > begin:  # The first block began further up: at most `block_tokens` nodes.
+        while step.start > begin:  # The first block begins in a node above, at most `block_tokens` up.
             assert step.parent is not None, "roots begin at 0"
             step = step.parent
             above = step.tokens[max(begin - step.start, 0) :] + above

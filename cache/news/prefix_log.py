@@ -39,16 +39,16 @@ class PrefixLog:
         self.events: BlockEvents | None = None
         """Told of every change as well, where other programs want to know."""
         self._recent = recent or RecentRuns()
-        self._changes = threading.Lock()  # held for a change or a swap: the engine loop never waits for a copy
+        self._changes = threading.Lock()  # held during a change or a swap only: the engine loop waits for no copy
         self._stored: dict[int, None] = {}  # held now, not at the last drain; ordered: parents before children
         self._evicted: set[int] = set()  # held at the last drain, not now
         self._outside: dict[
             int, int
-        ] = {}  # also kept outside the tree: a bit for each tier that has it, the tree's too
-        self._moved: set[int] = set()  # of those: perhaps not in the tier that was told
+        ] = {}  # blocks also kept outside the tree: a bit for each tier that has it, including the tree's
+        self._moved: set[int] = set()  # blocks of `_outside` whose reported tier may be out of date
         self._published = threading.Lock()
-        self._held: dict[int, None] = {}  # at the last drain; ordered as above
-        self._lower: dict[int, int] = {}  # the tier that was told, where it is not the device
+        self._held: dict[int, None] = {}  # blocks held at the last drain; ordered as above
+        self._lower: dict[int, int] = {}  # block -> its reported tier, if not the device
 
     def store(self, hashes: Sequence[int]) -> None:
         """Record blocks that the tree holds from now on and did not before. O(len(hashes))."""

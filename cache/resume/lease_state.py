@@ -44,7 +44,7 @@ class LeaseState:
     def begin(cls, snapshots: Snapshots, origin: Node | None) -> LeaseState | None:
         """Return the state of a new lease; None if there is no slot for it."""
         if origin is not None:
-            snapshots.pin(origin)  # so that it is not what makes room
+            snapshots.pin(origin)  # so that `take` does not evict it
         slot = snapshots.take()
         state = None if slot is None else cls(snapshots, slot, origin)
         if origin is not None:
@@ -77,7 +77,7 @@ class LeaseState:
         for border in borders:
             is_here = border == start == self.end
             if is_here and source != self._slot:
-                continue  # It resumes from a snapshot at this very border.
+                continue  # The snapshot from which it resumes is at this border.
             slot = self._snapshots.take()
             if slot is None:
                 continue

@@ -67,7 +67,7 @@ class WindowTails(ResumePoints):
         self._num_made = 0
         self.uses: dict[int, tuple[int, int]] = {}
         """By the first page of a row, how many requests and how many tails use it."""
-        self._num_rows = Counter[tuple[bool, bool]]()  # used by requests, by tails
+        self._num_rows = Counter[tuple[bool, bool]]()  # (requests use the row, tails use it) -> rows
 
     @property
     def evictable_pages(self) -> int:

@@ -28,7 +28,7 @@ class SharedPrefixes:
         """`page_size` and `block_tokens` are those of the engines, in tokens."""
         self.unit = math.lcm(page_size, block_tokens or 1)
         """A shared prefix is cut to a multiple of this, in tokens."""
-        self._by_length: list[list[int]] = []  # the longest first, each cut
+        self._by_length: list[list[int]] = []  # cut to multiples of `unit`, the longest first
         for token_ids in prefixes:
             self.add(token_ids)
 

@@ -58,7 +58,7 @@ class Loans:
         if not self._ends:
             return 0
         path = {step for node in self._ends for step in self._tree.path(node)}
-        num_pages, num_lent = 0, Counter[Node]()  # by node, its children that nothing but loans locks
+        num_pages, num_lent = 0, Counter[Node]()  # node -> its children that only loans lock
         for node in sorted(path, key=lambda node: (node.end, not node.tokens), reverse=True):
             if node.num_holders == self._ends[node] and node.pins == node.num_holders + num_lent[node]:
                 num_pages += len(node.pages)

@@ -22,8 +22,8 @@ class PageKeys:
     """The keys of one sequence's whole pages, each computed when it is first asked for. O(page_size) each."""
 
     def __init__(self, namespace: Namespace, tokens: Sequence[int], page_size: int, first: int = 0) -> None:
-        """Pages before `first` have no key here; to skip them costs a tenth. The tokens of pages that are asked
-        for must not change.
+        """Pages before `first` have no key here; skipping a page costs a tenth of computing its key. The
+        tokens of requested pages must not change.
         """
         self.first = first
         self._tokens, self._page_size = tokens, page_size

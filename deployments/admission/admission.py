@@ -92,7 +92,7 @@ class Admission:
         metrics: Metrics | None = None,
         is_apart: Callable[[int], bool] = lambda num_uncached: False,
     ) -> None:
-        """`tenants` maps names to tenants; all other tenants weigh 1. `is_apart` says whether a prompt with so
+        """`tenants` maps names to tenants; all other tenants weigh 1. `is_apart` tells whether a prompt with so
         many uncached tokens goes to replicas that only compute prompts.
         """
         self._load, self._settings, self._tenants, self._metrics = load, settings, tenants, metrics
@@ -102,7 +102,7 @@ class Admission:
         self._drain = BusyRate()
         self._is_apart, self._work = is_apart, WaitingWork()
         self._timer: asyncio.TimerHandle | None = None
-        self._waits_of: dict[str, Series] = {}  # by tenant, whose names come from the configuration
+        self._waits_of: dict[str, Series] = {}  # tenant -> its series; names come from the configuration
 
     def take_over(self, settings: AdmissionSettings, tenants: Mapping[str, Tenant]) -> None:
         """Apply new settings and tenants. A request that already waits keeps its maximum wait."""
@@ -124,14 +124,14 @@ class Admission:
         if has_waited:
             try:
                 await self._wait(entry, request)
-            except BaseException:  # it is refused, or its client has left
+            except BaseException:  # The request is refused, or its client has left.
                 self._work.turn_away(cost, is_apart=place.is_apart)
                 raise
         else:
             self._begin_sending(place, cost)
         tenant = self._tenants.get(request.tenant)
         if tenant is not None and tenant.priority is not None:
-            # A client's own priority orders its tenant's requests; between tenants the operator's counts.
+            # The client's priority orders its tenant's requests; the operator's orders tenants.
             request = structs.replace(request, priority=tenant.priority)
         turn = AdmittedTurn(self, request, asked_at, time.monotonic(), cost if has_waited else None)
         try:
@@ -234,7 +234,7 @@ class Admission:
         self._give_turns()
 
     def _next(self) -> Waiting[_Place] | None:
-        """Remove and return the next request; None if there is none whose turn it is."""
+        """Remove and return the next request; None if no request has its turn."""
         if self._queue.num_waiting:
             if self._has_engine():
                 return self._queue.pop()

@@ -91,7 +91,7 @@ class FairQueue(Generic[T]):
         """Unknown tenants weigh 1. `settings` bounds the queue, and says how many tokens a turn is worth."""
         self._settings = settings or AdmissionSettings()
         self._turns = DeficitRoundRobin(self._settings.quantum_tokens, weights)
-        self._queues: dict[str, _TenantQueue[T]] = {}  # of tenants with requests
+        self._queues: dict[str, _TenantQueue[T]] = {}  # queues of tenants with requests
         self.num_waiting = 0
         self.num_tokens = 0
         """Number of tokens that all waiting requests will compute."""

@@ -80,10 +80,10 @@ class FairThreads:
         self._num_threads, self._clock = num_threads, clock
         self._num_reserved = 1 if reserves_one else 0
         self._most_each = num_threads if most_each is None else most_each
-        self._lock = threading.Lock()  # guards all that follows
+        self._lock = threading.Lock()  # guards all fields below
         self._turns = DeficitRoundRobin(QUANTUM_US, weights)
-        self._waiting: dict[str, deque[_Job]] = {}  # of tenants with waiting work
-        self._running: dict[str, int] = {}  # number of threads, of tenants that have some
+        self._waiting: dict[str, deque[_Job]] = {}  # tenant -> its waiting work
+        self._running: dict[str, int] = {}  # tenant -> its threads, if it has any
 
     def weigh(self, weights: Mapping[str, float] | None, *, reserves_one: bool = True) -> None:
         """Share by other weights from now on."""

@@ -63,8 +63,8 @@ class BatchWorker:
         self._spool, self._settings, self._post_for = spool, settings, post_for
         self.max_line_bytes, self._is_stopping = max_line_bytes, is_stopping
         self._places: dict[str, _Place] = {}
-        self._last_turns: dict[str, float] = {}  # by tenant: when it received a place
-        self._ended: set[str] = set()  # these need not be read again
+        self._last_turns: dict[str, float] = {}  # tenant -> when it last received a place
+        self._ended: set[str] = set()  # batches that need not be read again
         self._news = asyncio.Event()
         self._swept_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
@@ -114,7 +114,7 @@ class BatchWorker:
             waiting.remove(record)
             held = sum(place.tenant == record.tenant for place in self._places.values())
             if held >= self._spool.settings.max_running:
-                continue  # it must first complete the requests in flight of the batch it gave back
+                continue  # It must first complete the requests in flight of the batch that it gave back.
             leaves = None
             if num_places.total() >= self._spool.settings.max_running:
                 leaves = self._to_leave(num_places, record.tenant)
@@ -134,7 +134,7 @@ class BatchWorker:
         """Return the place that a tenant receives when all are taken; None: it must wait."""
         staying = self._staying()
         if len(self._places) >= 2 * len(staying):
-            return None  # half of them only complete requests in flight; they are bounded too
+            return None  # Half of them only complete requests in flight, so these are bounded, too.
         place = max(staying, key=lambda found: (num_places[found.tenant], -found.since))
         lead = num_places[place.tenant] - num_places[tenant]
         has_had_its_turn = asyncio.get_running_loop().time() - place.since >= TURN_S

@@ -68,7 +68,7 @@ def _own_fields(prompt: Any) -> Mapping[str, Any]:
         return prompt
     if isinstance(prompt, str):
         return {"prompt": prompt}
-    if not hasattr(prompt, "__getitem__"):  # NumPy's arrays are sequences too, whatever their class
+    if not hasattr(prompt, "__getitem__"):  # NumPy's arrays are sequences in all but their class
         raise TypeError(f"{type(prompt).__name__} is neither a text, nor token ids, nor messages, nor a body")
     return {"messages" if len(prompt) and isinstance(prompt[0], Mapping) else "prompt": prompt}
 

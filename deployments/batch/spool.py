@@ -75,7 +75,7 @@ def lock(path: Path) -> BinaryIO | None:
     except OSError:
         file.close()
         return None
-    if not os.fstat(file.fileno()).st_nlink:  # the process that had the lock before deleted it
+    if not os.fstat(file.fileno()).st_nlink:  # The previous owner of the lock deleted the file.
         file.close()
         raise FileNotFoundError(f"{path} was deleted")
     return file

@@ -127,7 +127,7 @@ class StoredFiles:
         place = self._folder.files / name
         make_folder(place)
         record = FileRecord(name, content.stat().st_size, now, filename, purpose, expires_at)
-        with self._folder.locked():  # while it moves, a count of the taken room could miss it
+        with self._folder.locked():  # A count of the used room could miss the file while it moves.
             content.replace(place / CONTENT)
         write_record(place / ABOUT, record)
         return record

@@ -45,7 +45,7 @@ class Throttle:
             if turn.cancelled():
                 with contextlib.suppress(ValueError):
                     self._waiting.remove(turn)
-            else:  # its turn had just come
+            else:  # Its turn had just come, so another request gets it.
                 self.left()
             raise
 

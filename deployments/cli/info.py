@@ -21,7 +21,7 @@ from engine.gguf.documents import is_gguf
 from engine.gguf.files import read_model
 from engine.gguf.names import our_names
 from engine.gguf.types import BlockType
-from engine.loading.kv_memory import available_ram, beside_slots, pages_for, slots_for
+from engine.loading.kv_memory import available_ram, free_after_slots, pages_for, slots_for
 from engine.loading.windowed import layer_groups
 from engine.model_config.any_model import model_facts
 from engine.model_config.config import ELEMENT_BYTES, ModelConfig
@@ -133,7 +133,7 @@ def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfi
             tensors = unused_encoder_tensors(directory, facts)
         else:
             tensors = unused_tensors(directory, facts)
-    except ModelLoadError:  # no weights here, or a start reports their error
+    except ModelLoadError:  # There are no weights here, or a start reports their error.
         tensors = []
     if lines := Unused.of(directory, facts.unused_keys, tensors).lines():
         table.add_row("not used", Text("\n".join(lines)))
@@ -248,7 +248,7 @@ def _pages(facts: ModelConfig, config: EngineConfig, machine: Machine, element: 
     groups = _groups(facts, config)
     try:
         slots = slots_for(config, free, state_bytes) if state_bytes else 0
-        room = beside_slots(config, free, slots * state_bytes)
+        room = free_after_slots(config, free, slots * state_bytes)
         pages, per_token = _pages_for(facts, config, room, element, groups)
     except ValueError as error:
         return one_line(error)

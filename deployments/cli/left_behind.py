@@ -122,7 +122,7 @@ def _stat(pid: int) -> tuple[int, int] | None:
 
 
 def _guard() -> None:
-    told = sys.stdin.read()  # until the server's end
+    told = sys.stdin.read()  # read until the server ends
     if not told.endswith(_GOODBYE):
         followed = [Process(*map(int, line.split())) for line in told.splitlines()]
         _end(lambda: followed, float(sys.argv[1]))

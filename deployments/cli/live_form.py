@@ -36,7 +36,7 @@ def _move(application: dict[str, Any]) -> None:
     counts = {INGRESS: checked.ingresses.count} | {
         name: pool.least
         for served, model in checked.served.items()
-        if model.load_at_start  # the others are scaled by hand
+        if model.load_at_start  # The others are scaled manually.
         for name, pool in model.deployments(served).items()
         if pool.scaling is None
     }

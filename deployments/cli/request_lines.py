@@ -30,7 +30,7 @@ def shown_requests(config: dict[str, Any], console: Console) -> Iterator[None]:
     path = os.path.join(directory, "requests")
     os.mkfifo(path, 0o600)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    writer = os.open(path, os.O_WRONLY)  # while one is open, the reader waits for the next ingress
+    writer = os.open(path, os.O_WRONLY)  # While one writer is open, the reader waits for the next ingress.
     os.set_blocking(reader, True)
     for log in without:
         log["access_log"] = path

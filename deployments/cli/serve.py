@@ -132,7 +132,7 @@ def run(
     if dry_run:
         _show(config, cluster, overrides, file_for(path), console, verbose)
         return
-    is_shown = not quiet and cluster is None  # a cluster's ingresses may be on other machines
+    is_shown = not quiet and cluster is None  # Ingresses of a cluster may be on other machines.
     with shown_requests(config, console) if is_shown else nullcontext():
         _serve(config, cluster, console, verbose)
 
@@ -204,7 +204,7 @@ def _show(
     """Print the settings in effect, one on a line, each with its reason. Starts nothing. Raises UserError."""
     read_live(config)
     if cluster is None:
-        check_port(*address(config), may_be_in_use=True)  # perhaps by the server in question
+        check_port(*address(config), may_be_in_use=True)  # perhaps by the server that is being asked about
         _check_models(models(config), facts)
         result, effective = in_effect(config, this_machine(), facts)
         _check_builds(result)
@@ -296,7 +296,7 @@ def start_ray(cluster: str | None, verbose: bool, num_gpus: int | None = None) -
         else:
             with few_ray_processes(shows_logs=verbose):
                 ray.init(address="local", include_dashboard=False, num_gpus=num_gpus, **quiet)
-        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a call after Ray's end would start another
+        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # Otherwise a call after Ray's end would start another Ray.
     except Exception as error:
         if cluster is not None:
             raise UserError(
@@ -384,7 +384,7 @@ class _ControllerWatch:
 
     def _ask_on(self) -> None:
         while True:
-            with suppress(Exception):  # it is restarting, or gone
+            with suppress(Exception):  # The controller is restarting, or gone.
                 self._has_applications = self._ask()
                 self._num_checks = 0
             time.sleep(2 * WATCH_S)

@@ -102,7 +102,7 @@ class TopClient:
         return page
 
     def _refusal(self, response: httpx.Response) -> str:
-        """Return the server's message and what to do, unless the server has no key that a client could give."""
+        """Return the server's message and a remedy, unless the server has no key that a client could send."""
         if _has_no_admin(response):
             return _message(response)
         advice = "Check --key-env or --key." if self._has_key else "Give --key-env or --key."

@@ -164,7 +164,7 @@ class Attempt:
         on_cleared: Callable[[], None] = lambda: None,
         before: AttemptFailure | None = None,
     ) -> None:
-        """`trial` says how a suspect runs, and `on_cleared` is called when it is cleared; None for all others.
+        """`trial` is how a suspect runs, and `on_cleared` is called when it is cleared; None for all others.
         `before` is the failure of the attempt before it.
         """
         self.stream = stream
@@ -177,7 +177,7 @@ class Attempt:
         self.is_muted = False
         """Whether another attempt won, so that further deltas of this one are dropped."""
         self._dispatch, self._avoid, self._on_cleared, self._before = dispatch, avoid, on_cleared, before
-        self._base = stream.journal.num_tokens  # tokens received before: the replica counts from here
+        self._base = stream.journal.num_tokens  # tokens received before; the replica counts later ones
         self._sent_at, self._asked_at = time.monotonic(), awake_now()
         self._is_behind = False
         self._span: ReplicaSpan | None = None
@@ -191,7 +191,7 @@ class Attempt:
         self._request = stream.journal.resumed(stream.request.request_id + suffix)
         self.wire_id = self._request.request_id
         """The request's id on the wire."""
-        # A bound method would refer to the stream, and an ended attempt be freed only by garbage collection.
+        # With a bound method, which refers to the stream, only garbage collection would free an ended attempt.
         self._explain = partial(dispatch.explain, self.wire_id)
 
     @property
@@ -275,7 +275,7 @@ class Attempt:
         return None
 
     def _origin(self) -> KVOrigin | None:
-        """Return the replica that can lend KV: the one before it if that still has all of it, or the best."""
+        """Return the replica that can lend KV: the previous one if it still has all of it, else the best one."""
         before, request = self._before, self._request
         if before is not None and before.kv is not None:
             return origin_of(before.kv, len(request.prompt_ids) + len(request.output_ids))
@@ -316,7 +316,7 @@ class Attempt:
             return True
         delta.start += self._base  # The replica counts from the start of this attempt.
         now = time.monotonic()
-        if not delta.token_ids and delta.finish_reason is None:  # the prompt's log-probabilities come first
+        if not delta.token_ids and delta.finish_reason is None:  # The prompt's log-probabilities arrive first.
             return self.stream.feed(delta, now)
         if not self.began.done():
             self.began.set_result(None)
@@ -361,7 +361,7 @@ class Attempt:
             self._dispatch.fleet.record_call(self.placed or "", is_failure=is_failure)
         except Exception as error:
             return self._break_off(error)
-        if kind == "engine_ended":  # it is for all its requests, whose blame is decided together
+        if kind == "engine_ended":  # The report is for all its requests, whose blame is decided together.
             return self._dispatch.lose(self.placed, "failed", message.reason)
         if kind == "failed":
             return self.lose("failed", message.reason)

@@ -37,7 +37,7 @@ class Connector:
         self._dispatch, self._connections = dispatch, dispatch.connections
         self._connect, self._watch, self._on_left = connect, watch, on_left
         self._watches: dict[str, Watch] = {}
-        self._departed: Counter[str] = Counter()  # counts of connections that are closed
+        self._departed: Counter[str] = Counter()  # counts of closed connections
         self._synced_version: int | None = None
         """The fleet's version to which all connections belong; None while some must be closed or opened."""
         self._short_of: int | None = None
@@ -90,7 +90,7 @@ class Connector:
             except zmq.ZMQError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
-                if self._short_of != size:  # once, even if some files become free but too few
+                if self._short_of != size:  # only once, even if a few files become free
                     logger.error(shortage(len(self._connections), size))
                 self._short_of = size
                 return False

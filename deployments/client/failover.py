@@ -77,10 +77,10 @@ class Failover:
         self._closed: list[str] = []  # replicas that accept nothing more: stopping, or ended
         self._num_attempts = self._num_losses = 0
         self._retry_after: list[float] = []
-        self._deadline: float | None = None  # of the current migration, or of the wait for a first replica
+        self._deadline: float | None = None  # for the current migration, or the wait for a first replica
         self._migrating: AttemptFailure | None = None
-        self._blame: Blame | None = None  # for the last replica that died; None for no suspect
-        self._num_dead = 0  # replicas that died under it in a row
+        self._blame: Blame | None = None  # blame for the last death; None: no suspect
+        self._num_dead = 0  # replicas that died in a row while running it
         self._died_at = 0.0  # when the last of them died
 
     async def run(self) -> None:
@@ -208,7 +208,7 @@ class Failover:
             if self._num_losses > self._health.max_retries or len(self._avoid) >= MAX_OFFERS:
                 return Unavailable(f"the engine was lost (health.max_retries): {failure.reason}")
             self._count("retries_total", reason=failure.loss or "failed")
-            self._deadline = None  # it has been at a replica since its wait
+            self._deadline = None  # A replica has run it since its wait.
             return None
         return await self._migrate(failure)
 
@@ -220,13 +220,13 @@ class Failover:
             return False
         self._blame, self._died_at = failure.blame, awake_now()
         self._num_dead += 1
-        may_be_chance = failure.loss == "died"  # without an error, as all replicas of a node do together
+        may_be_chance = failure.loss == "died"  # perhaps together with its whole node
         enough = 1 + self._health.max_lost_replicas_per_request + may_be_chance
         return failure.blame == "certain" and self._num_dead >= enough
 
     async def _trial(self) -> Trial | None:
         """Return how a suspect runs; wait until one that must run by itself can. The wait is limited, because most
-        suspects are innocent, and are not refused because there are many; they then run next to each other.
+        suspects are innocent, and many suspects are no reason to refuse them: they then run together.
         """
         if self._blame is None:
             return None
@@ -236,26 +236,26 @@ class Failover:
         await asyncio.sleep(self._died_at + HEAD_START_S - began)
         trial: Trial = "alone"
         while (others := self._others()) and not self._dispatch.suspects.free(others):
-            left_s = self._alone_until - awake_now()
+            left_s = self._exclusive_until - awake_now()
             if left_s <= 0:
                 trial = "beside"
                 break
             await self._dispatch.suspects.change(min(left_s, _POLL_S))
             self._avoid.clear()
-        if self._deadline is not None:  # the wait for a turn is not a wait for room
+        if self._deadline is not None:  # Waiting for a turn does not count as waiting for room.
             self._deadline += awake_now() - began
         return trial
 
     @property
-    def _alone_until(self) -> float:
+    def _exclusive_until(self) -> float:
         """Return when a suspect has waited long enough for a place where no other runs."""
         return self._died_at + self._health.migration_wait_s
 
     def _may_wait_for_trial(self) -> bool:
-        return self._blame in ("possible", "certain") and awake_now() < self._alone_until
+        return self._blame in ("possible", "certain") and awake_now() < self._exclusive_until
 
     async def _ask_again(self) -> None:
-        """Wait a moment: the replica is full, or runs another ingress's suspect."""
+        """Wait a moment, because the replica is full, or runs another ingress's suspect."""
         await asyncio.sleep(_POLL_S)
         self._avoid.clear()
 
@@ -290,7 +290,7 @@ class Failover:
         return await self._wait_for_replica(failure)
 
     async def _wait_for_replica(self, failure: AttemptFailure) -> Exception | None:
-        """Wait for a replica while there is none, as streams that have begun do; its absence is no loss."""
+        """Wait for a first replica, as begun streams do. Its absence does not count as a loss."""
         longest = self._health.migration_wait_s
         if self._deadline is None:
             self._deadline = awake_now() + min(longest, self._stream.request.max_wait_s or longest)
@@ -305,7 +305,7 @@ class Failover:
         migrations.append(Migration(time.monotonic(), failure.replica, failure.loss or "failed"))
         is_new = self._migrating is None
         self._migrating = self._migrating or failure
-        # A failed step cost no replica, and the replicas of a suspect that was cleared were not its fault.
+        # A failed step ends no replica, and a cleared suspect did not end its replicas.
         num_lost = sum(one.reason != "step_failed" for one in migrations)
         if num_lost + self._num_dead * (failure.loss == "step_failed") > self._health.max_migrations:
             return self._give_up(failure)
@@ -314,7 +314,7 @@ class Failover:
         return None if await self._until(lambda: bool(self._others())) else self._give_up(failure, "no_replica")
 
     async def _find_room(self, failure: AttemptFailure) -> Exception | None:
-        """Wait for room in a queue: a stream that has begun is not refused."""
+        """Wait for room in a queue, because a stream that has begun is not refused."""
         if self._others():
             return None
         await asyncio.sleep(_POLL_S)

@@ -65,7 +65,7 @@ class ModelClient:
         return None if self._switch is None else await self._switch.state()
 
     async def _explained(self, error: Unavailable, model: str) -> Unavailable:
-        """Return an error that names the model's state if that is why no engine is available."""
+        """Return an error that names the model's state if this is the reason that no engine is available."""
         state = await self._state()
         if state in UNLOADED_STATES:
             return Unavailable(f"model {model} is not loaded; POST /v1/models/{model}/load loads it")

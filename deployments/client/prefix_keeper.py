@@ -37,10 +37,10 @@ _MAX_KNOWN = 4096
 class PrefixKeeper:
     """Makes the remaining replicas fetch what a leaving one holds. Lives on one event loop."""
 
-    def __init__(self, dispatch: DispatchContext, at_once: int) -> None:
-        """`at_once` prefixes are in progress from one replica: as many as it sends concurrently."""
-        self._dispatch, self._at_once = dispatch, at_once
-        self._known: dict[str, None] = {}  # replicas already processed; their names do not return
+    def __init__(self, dispatch: DispatchContext, num_concurrent: int) -> None:
+        """`num_concurrent` prefixes are in progress from one replica: as many as it sends concurrently."""
+        self._dispatch, self._num_concurrent = dispatch, num_concurrent
+        self._known: dict[str, None] = {}  # replicas already processed, whose names are never used again
         self._left: dict[str, KVAddress] = {}  # replicas whose connections ended before
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,7 +78,7 @@ class PrefixKeeper:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep_all(self, replica: str, kv: KVAddress, prefixes: Sequence[HotPrefix]) -> None:
-        room = asyncio.Semaphore(self._at_once)
+        room = asyncio.Semaphore(self._num_concurrent)
 
         async def keep(prefix: HotPrefix) -> bool:
             async with room:

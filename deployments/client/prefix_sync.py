@@ -22,9 +22,9 @@ class PrefixSync:
     """Asks the replicas in turn. Lives on one event loop."""
 
     def __init__(self, ask: Callable[[str], None]) -> None:
-        """`ask` asks a replica for its next part, which `took` reports; or `begin` or `leave` ends the wait."""
+        """`ask` requests a replica's next part, which `took` reports; `begin` or `leave` also end the wait."""
         self._ask = ask
-        self._num_parts: dict[str, int] = {}  # parts known of each replica with more to come
+        self._num_parts: dict[str, int] = {}  # replica -> known parts, while more will come
         self._waiting: list[tuple[int, int, str]] = []  # heap: parts known, turn, replica; some are outdated
         self._num_turns = 0
         self._asked: set[str] = set()
@@ -39,7 +39,7 @@ class PrefixSync:
         """Note that a part was processed, which took `seconds`. A first part may come unasked."""
         self._asked.discard(replica)
         if self._pause is None:
-            self._pause = asyncio.get_running_loop().call_later(seconds, self._go_on)
+            self._pause = asyncio.get_running_loop().call_later(seconds, self._end_pause)
         if is_last:
             self._num_parts.pop(replica, None)
         else:
@@ -63,7 +63,7 @@ class PrefixSync:
         heapq.heappush(self._waiting, (num_parts, self._num_turns, replica))
         self._ask_next()
 
-    def _go_on(self) -> None:
+    def _end_pause(self) -> None:
         self._pause = None
         self._ask_next()
 

@@ -98,7 +98,7 @@ class RemoteEngines:
         self._ticker: asyncio.Task[None] | None = None
         self._backlog: Callable[[str], Backlog] | None = None
         self._backlog_due = 0.0
-        self._told: dict[str, tuple[str, Backlog, float]] = {}  # role -> replica that got which report, and when
+        self._told: dict[str, tuple[str, Backlog, float]] = {}  # role -> replica, last report, its time
         self._unsubscribe: Callable[[], None] = lambda: None
         self._keeper = PrefixKeeper(self._dispatch, self.placer.settings.keep_at_once)
 
@@ -106,7 +106,7 @@ class RemoteEngines:
         """Connect to the present replicas, and to new ones as they appear."""
         loop = asyncio.get_running_loop()
         keep = self._keeper.keep
-        self.placer.on_departed = lambda replica, alone: _call_soon(loop, lambda: keep(replica, alone))
+        self.placer.on_departed = lambda replica, prefixes: _call_soon(loop, lambda: keep(replica, prefixes))
         self._unsubscribe = self.fleet.subscribe(lambda: _call_soon(loop, self._sync))
         self._ticker = asyncio.create_task(self._tick_forever())
         while self._connector.sync():
@@ -172,7 +172,7 @@ class RemoteEngines:
             await stream.aclose()
             raise
         except BaseException:
-            del stream, failover, task  # the error's traceback holds this frame, and the stream holds the error
+            del stream, failover, task  # The stream holds the error, and its traceback holds this frame.
             raise
         return stream
 
@@ -233,7 +233,7 @@ class RemoteEngines:
     def _check_available(self) -> None:
         """Raise Unavailable when no replica answers, and none is expected to."""
         if not self.reachable():
-            self._connector.sync()  # a replica may have appeared a moment ago
+            self._connector.sync()  # A replica may have just appeared.
         if not self.reachable() and not self._dispatch.expects_engines:
             raise Unavailable("no engine replica is up")
 
@@ -262,7 +262,7 @@ class RemoteEngines:
         for delta in deltas:
             attempt = self._attempts.get(delta.request_id)
             if attempt is None:
-                if delta.finish_reason is None:  # given up here, which the replica does not know yet
+                if delta.finish_reason is None:  # abandoned here, which the replica does not know yet
                     self._connections[replica].abort(delta.request_id)
             elif not attempt.feed(replica, delta):
                 missing[delta.request_id] = attempt.num_received
@@ -397,11 +397,11 @@ class RemoteEngines:
         while True:
             await asyncio.sleep(self._timings.tick_s)
             # Failovers read this clock too, but not often enough. It is read before connections receive, so
-            # that no time is over while an answer to it is unread.
+            # that no deadline passes while an answer is unread.
             for check in self._checks(awake.now(), time.monotonic()):
                 try:
                     check()
-                except Exception:  # one connection's error must not stop other checks
+                except Exception:  # An error of one connection must not stop other checks.
                     logger.exception("checking the connections to engine replicas failed")
 
     def _checks(self, awake_s: float, now: float) -> list[Callable[[], None]]:
@@ -431,7 +431,7 @@ class RemoteEngines:
             return
         self._backlog_due = now + BACKLOG_PERIOD_S
         members, told = self.fleet.addresses(), set[str]()
-        for replica, connection in self._connections.items():  # in the order of connecting
+        for replica, connection in self._connections.items():  # in the order in which they connected
             role = connection.address.role
             # Serve ignores reports of a replica that it is stopping.
             is_heard = connection.is_answering and replica in members and not connection.load.is_draining

@@ -63,7 +63,7 @@ class Watch:
             except ReplicaDied as error:
                 return self._on_death(self._replica, "died", str(error))
             except Exception as error:
-                if not has_failed:  # only once while Serve's controller is away
+                if not has_failed:  # logged only once while Serve's controller is away
                     logger.warning("the watch of replica %s failed: %r", self._replica, error)
                 has_failed = True
             await asyncio.sleep(RETRY_S)

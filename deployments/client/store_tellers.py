@@ -16,7 +16,7 @@ class StoreTellers:
     def __init__(self, begin: Callable[[str], None], leave: Callable[[str], None]) -> None:
         """`begin` starts the reports on a store, by the replica that `of` returns; `leave` ends them."""
         self._begin, self._leave = begin, leave
-        self._readers: dict[str, dict[str, None]] = {}  # by store; the first one reports
+        self._readers: dict[str, dict[str, None]] = {}  # store -> its replicas, of which the first one reports
         self._store_of: dict[str, str] = {}
 
     def of(self, store: str) -> str:

@@ -26,7 +26,7 @@ class Stream:
     def __init__(
         self, request: GenerateRequest, on_close: Callable[[Stream], None], turn: Turn | None = None
     ) -> None:
-        """`turn` is the request's admission, if it had to wait for one."""
+        """`turn` is the request's admission, if it waited for one."""
         self.request = request
         self.journal = Journal(request)
         self.replica: str | None = None
@@ -78,7 +78,7 @@ class Stream:
             return False
         num_tokens = len(journal.token_ids)
         if not num_tokens:
-            self._num_cached = delta.num_cached  # Later hits are of pages that this stream computed.
+            self._num_cached = delta.num_cached  # Later hits are pages that this stream computed.
         if self._turn is not None and (delta.token_ids or delta.finish_reason is not None):
             turn, self._turn = self._turn, None
             turn.began(delta)

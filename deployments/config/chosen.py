@@ -92,13 +92,13 @@ def choose(
 
 
 def _application(
-    given: Mapping[str, Any], checked: AppArgs, machine: Hardware, facts_of: FactsOf, is_alone: bool
+    given: Mapping[str, Any], checked: AppArgs, machine: Hardware, facts_of: FactsOf, is_only_model: bool
 ) -> tuple[dict[str, Any], list[ChosenSetting]]:
     args, choices = deepcopy(dict(given)), []
     parts = args.get("models") or [args]
     for index, (part, model) in enumerate(zip(parts, checked.served.values(), strict=True)):
         where = f"models[{index}]." if args.get("models") else ""
-        found = list(_model(part, model, machine, facts_of, is_alone))
+        found = list(_model(part, model, machine, facts_of, is_only_model))
         _write(part, found)
         choices += [ChosenSetting(where + each.path, each.value, each.reason, each.is_written) for each in found]
     found = list(_ingresses(args, checked, machine))
@@ -117,7 +117,7 @@ def _write(part: dict[str, Any], choices: Sequence[ChosenSetting]) -> None:
 
 
 def _model(
-    part: Mapping[str, Any], model: ModelArgs, machine: Hardware, facts_of: FactsOf, is_alone: bool
+    part: Mapping[str, Any], model: ModelArgs, machine: Hardware, facts_of: FactsOf, is_only_model: bool
 ) -> Iterator[ChosenSetting]:
     """Yield the settings chosen for one model, which `part` describes."""
     engine, engines = part.get("engine") or {}, part.get("engines") or {}
@@ -128,12 +128,12 @@ def _model(
     elif device.startswith("cuda"):
         _check_there_is_one(f'engine.device is "{device}"', machine)
     if device.startswith("cuda"):
-        yield from _on_gpus(engine, engines, model, machine, facts_of, is_alone)
+        yield from _on_gpus(engine, engines, model, machine, facts_of, is_only_model)
         return
     if "num_cpus" not in engines and "threads" not in engine:
         yield ChosenSetting("engines.num_cpus", FEW_CPUS, "its threads take the cores that are there")
     if _is_count_open(engines, model):
-        yield ChosenSetting("engines.count", 1, "one engine computes with all cores" if is_alone else _SHARED)
+        yield ChosenSetting("engines.count", 1, "one engine computes with all cores" if is_only_model else _SHARED)
 
 
 _SHARED = "one for each of several models"
@@ -168,7 +168,7 @@ def _on_gpus(
     model: ModelArgs,
     machine: Hardware,
     facts_of: FactsOf,
-    is_alone: bool,
+    is_only_model: bool,
 ) -> Iterator[ChosenSetting]:
     is_whole = model.engines.num_gpus is None or model.engines.num_gpus >= 1
     if model.engines.num_gpus is None:
@@ -180,7 +180,7 @@ def _on_gpus(
         size, reason = _size(model, machine, facts_of)
         yield ChosenSetting("engine.tensor_parallel_size", size, reason)
     if _is_count_open(engines, model):
-        yield ChosenSetting("engines.count", *_count(model, size, machine, is_alone))
+        yield ChosenSetting("engines.count", *_count(model, size, machine, is_only_model))
     for name, value in GPU_DEFAULTS.items():
         if name in engine or (name == "kv_memory_share" and model.engine.kv_pages is not None):
             continue
@@ -254,9 +254,9 @@ def _fault(config: EngineConfig, facts: ModelConfig, size: int, memory: int) -> 
     return ""
 
 
-def _count(model: ModelArgs, size: int, machine: Hardware, is_alone: bool) -> tuple[int, str]:
+def _count(model: ModelArgs, size: int, machine: Hardware, is_only_model: bool) -> tuple[int, str]:
     """Return the number of engines on GPUs, and why."""
-    if not is_alone:
+    if not is_only_model:
         return 1, _SHARED
     each = (1.0 if model.engines.num_gpus is None else model.engines.num_gpus) * size
     if each < 1 or model.engine.device not in ("auto", "cuda"):
@@ -277,7 +277,7 @@ def _num_cpus(machine: Hardware) -> tuple[float, str]:
     gpus = len(machine.gpus)
     if machine.cores >= ROOMY_CORES + gpus:
         return 1.0, f"{machine.cores} cores are enough for a whole one each"
-    # So little that all fits: an engine for each GPU, and twice the ingresses while they are replaced.
+    # Few enough for an engine on each GPU, and for twice the ingresses while they are replaced.
     fitting = machine.cores / (gpus + 2 + machine.cores * 2 / CORES_PER_INGRESS)
     return min(FEW_CPUS, int(fitting * 100) / 100), f"{machine.cores} cores are few"
 
@@ -299,7 +299,7 @@ def _ingresses(args: Mapping[str, Any], checked: AppArgs, machine: Hardware) -> 
         yield ChosenSetting("ingresses.count", count, reason)
         if count > 1 and is_kept_apart:
             store = f"file://{machine.nodes[0].cache}/responses-{checked.ingresses.port}"
-            ResponseSettings(store=store)  # raises where that is no URL
+            ResponseSettings(store=store)  # raises if that is not a URL
             yield ChosenSetting(
                 "responses.store", store, "several ingresses share it; memory would be each one's own"
             )
@@ -310,7 +310,7 @@ def _ingresses(args: Mapping[str, Any], checked: AppArgs, machine: Hardware) -> 
         yield ChosenSetting("ingresses.num_cpus", *_num_cpus(machine))
 
 
-# --- what the machine cannot meet, and what processes find themselves -----------------------------------
+# --- resources that the machine lacks, and numbers that processes find themselves ------------------------
 
 
 def _shortages(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[str]:

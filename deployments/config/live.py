@@ -56,7 +56,7 @@ def with_live(args: AppArgs, user_config: Mapping[str, Any]) -> AppArgs:
     try:
         changed = AppArgs.model_validate(merged(args.model_dump(exclude_unset=True), user_config))
     except ValidationError as error:
-        raise ValueError(f"user_config: {first_fault(error)}") from None  # without values, which may be hashes
+        raise ValueError(f"user_config: {first_fault(error)}") from None  # without values, which may be key hashes
     policy_named(changed.router.policy)
     return changed
 

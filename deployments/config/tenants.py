@@ -119,7 +119,7 @@ class KeyRing:
     """The hashes of all keys, and the tenant that each belongs to."""
 
     def __init__(self, tenants: Sequence[TenantSettings] = (), admin_key_hash: str | None = None) -> None:
-        self.tenants = tuple(_tenant(settings, is_alone=len(tenants) == 1) for settings in tenants)
+        self.tenants = tuple(_tenant(settings, is_only_tenant=len(tenants) == 1) for settings in tenants)
         self._owners = [
             (bytes.fromhex(key_hash), tenant)
             for settings, tenant in zip(tenants, self.tenants, strict=True)
@@ -153,8 +153,8 @@ class KeyRing:
         return found
 
 
-def _tenant(settings: TenantSettings, *, is_alone: bool) -> Tenant:
+def _tenant(settings: TenantSettings, *, is_only_tenant: bool) -> Tenant:
     declared = settings.isolate_cache
-    isolated = not is_alone if declared is None else declared
+    isolated = not is_only_tenant if declared is None else declared
     rest = settings.model_dump(exclude={"key_hashes", "isolate_cache"})
-    return Tenant(**rest, isolate_cache=isolated, shares_cache=not (isolated or is_alone))
+    return Tenant(**rest, isolate_cache=isolated, shares_cache=not (isolated or is_only_tenant))

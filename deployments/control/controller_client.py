@@ -99,7 +99,7 @@ class ControllerClient:
     async def scale(self, deployment: str, count: int) -> None:
         """Set a deployment's target; return when the controller has noted it. Raises ControllerUnavailable."""
         await self._call(partial(set_replicas, app=self._app_name, deployment=deployment, count=count))
-        self._known = self._asking = None  # a view requested before the change may lack it
+        self._known = self._asking = None  # A view that was requested before the change may lack it.
 
     async def _ask(self) -> AppView:
         details = await self._call(instance_details)

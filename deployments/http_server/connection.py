@@ -87,12 +87,12 @@ def _by(setting: str | None) -> str:
 
 
 class _Flow(FlowControl):
-    """Reads no more from a client while enough waits to be parsed."""
+    """Stops reading from a client while enough bytes wait for the parser."""
 
     is_full = False
 
     def resume_reading(self) -> None:
-        """Read on, unless enough waits."""
+        """Resume reading, unless enough bytes wait."""
         if not self.is_full:
             super().resume_reading()
 
@@ -118,11 +118,11 @@ class Connection(HttpToolsProtocol):
         self._awaits: Literal["head", "request", None] = None
         """Purpose of the deadline: the rest of a head, or the first byte of another request."""
         self._is_in_head = False
-        self._num_outside = 0  # bytes of the request that are no body's: its head, the sizes of chunks, trailers
-        self._body_left = 0  # of a body of known length
+        self._num_outside = 0  # bytes of the request outside its body: its head, the sizes of chunks, trailers
+        self._body_left = 0  # bytes of a body of known length
         self._fault: ApiError | None = None
         self._is_last_call = self._is_over = False
-        self._is_kept = False  # for another request, once the present one's body has come
+        self._is_kept = False  # kept for another request, once the present one's body has arrived
         self._on_disconnect: dict[object, Callable[[], None]] = {}
 
     # --- the connection ------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Connection(HttpToolsProtocol):
         self._writes = GatheredWrites(cast(asyncio.Transport, transport), self.loop, self._is_to_close)
         bounds = self._bounds
         self._reader = ReaderWatch(self._writes, self.loop, bounds.unread_s, bounds.min_read_bytes_per_s)
-        self._writes.set_write_buffer_limits(high=0)  # so it holds one message, and reports when that was read
+        self._writes.set_write_buffer_limits(high=0)  # It then holds one message, and reports when that was read.
         super().connection_made(cast(asyncio.Transport, self._writes))
         self.flow = self._flow = _Flow(self.transport)
         self._await_head()
@@ -167,7 +167,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether the head of a request is to come next."""
+        """Whether the head of a request is expected next."""
         return self.cycle is None or self.cycle.response_complete
 
     def _await_head(self) -> None:
@@ -218,16 +218,16 @@ class Connection(HttpToolsProtocol):
     def _wait_for_turn(self) -> None:
         if not self._has_to_wait:
             self._has_to_wait = True
-            self._turns.wait(self._go_on)
+            self._turns.wait(self._parse_more)
 
-    def _go_on(self) -> None:
+    def _parse_more(self) -> None:
         self._has_to_wait = False
         if not self._is_over:
             self._parse()
             self._bound_reading()
 
     def _bound_reading(self) -> None:
-        """Read no more while enough waits."""
+        """Stop reading while enough bytes wait."""
         if self._is_over:
             return
         self._flow.is_full = len(self._unparsed) >= MAX_UNPARSED_BYTES
@@ -270,7 +270,7 @@ class Connection(HttpToolsProtocol):
         lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
-    # --- what the parser finds -------------------------------------------------------------------------------
+    # --- calls of the parser ---------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Begin to read a head."""
@@ -304,7 +304,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         cast(dict[str, Any], self.scope)[ON_DISCONNECT] = self._watch
         self._is_kept = self.cycle.keep_alive and not self._is_last_call
-        self.cycle.keep_alive = False  # an answer that begins before the body has come is the connection's last
+        self.cycle.keep_alive = False  # Only an answer to a complete body keeps the connection.
 
     def _checked_url(self) -> bytes:
         version = self.parser.get_http_version()
@@ -333,10 +333,10 @@ class Connection(HttpToolsProtocol):
     # --- disconnects -----------------------------------------------------------------------------------------
 
     def _watch(self, leave: Callable[[], None]) -> Callable[[], None]:
-        """Have `leave` called when the client has disconnected; return a function that takes it back."""
+        """Call `leave` when the client disconnects; return a function that cancels this."""
         watch = object()
         self._on_disconnect[watch] = leave
-        if self.transport.is_closing():  # it left before it was watched
+        if self.transport.is_closing():  # The client left before the watch began.
             self.loop.call_soon(self._tell, watch)
 
         def unwatch() -> None:
@@ -381,7 +381,7 @@ class Connection(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.transport.close()
                 return
-            # Its endpoint waits for the rest of the body, and hears that there will be none.
+            # Its endpoint waits for the rest of the body, and learns that none will arrive.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         body = error_body(error, self.url.partition(b"?")[0].decode("latin-1"))

@@ -18,7 +18,7 @@ class SmallReads(asyncio.BufferedProtocol):
     """Between one connection's transport and its protocol."""
 
     def __init__(self, protocol: asyncio.Protocol, buffer: memoryview) -> None:
-        """All connections of an event loop may share a buffer, because its bytes are handed on before the next
+        """All connections of an event loop may share a buffer, because its bytes are passed on before the next
         read."""
         self._protocol, self._buffer = protocol, buffer
 

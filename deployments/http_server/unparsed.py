@@ -48,7 +48,7 @@ class Unparsed:
         return piece
 
     def _to_end(self) -> int:
-        if self._data[0] in _END:  # the end may have begun in the piece before
+        if self._data[0] in _END:  # The end may have begun in the previous piece.
             return 1
         at = self._data.find(_END, 0, PIECE_BYTES)
         return PIECE_BYTES if at < 0 else at + len(_END)

@@ -69,7 +69,7 @@ class HubCalls:
         except Exception as error:
             answers = [error] * len(calls)
         for (_, _, future), answer in zip(calls, answers, strict=True):
-            if future.done():  # the caller has given up
+            if future.done():  # The caller no longer waits.
                 continue
             if isinstance(answer, Exception):
                 future.set_exception(answer)

@@ -42,7 +42,7 @@ class MetricsKeeper(Background):
 
     async def _run(self) -> None:
         while True:
-            with contextlib.suppress(Exception), timeout(self._timeout_s):  # it does not answer; ask it again
+            with contextlib.suppress(Exception), timeout(self._timeout_s):  # without an answer, ask again
                 await self._keep()
             await self._hub.beat()
 

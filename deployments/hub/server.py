@@ -96,7 +96,7 @@ class MetricsServer:
             http=protocols(lambda: bounds),  # type: ignore[arg-type]  # uvicorn only calls it
             ws="none",
             lifespan="off",
-            log_config=None,  # else it closes Serve's handlers, and no new controller could take the hub over
+            log_config=None,  # Otherwise it closes Serve's handlers, and no new controller could adopt the hub.
             log_level="warning",
             access_log=False,
             limit_concurrency=MAX_CONNECTIONS,

@@ -50,7 +50,7 @@ async def take_queued(listener: socket.socket) -> None:
 
 def _drop_first_packets(listener: socket.socket) -> None:
     code = b"".join(struct.pack("HBBI", *step) for step in _DROP_SYN)
-    program = ctypes.create_string_buffer(code)  # which must live until the call has returned
+    program = ctypes.create_string_buffer(code)  # The buffer must live until the call returns.
     listener.setsockopt(
         socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(_DROP_SYN), ctypes.addressof(program))
     )

@@ -170,7 +170,7 @@ class Ingress:
             if is_first:
                 raise
             self._refuses_settings = True
-            logger.error("this ingress goes on with the settings that it has, as new ones are wrong: %s", error)
+            logger.error("this ingress keeps its current settings, because the new ones are wrong: %s", error)
             return
         self._refuses_settings = False
         self._level.set(asked.get("logging", {}).get("level"))
@@ -293,7 +293,7 @@ class Ingress:
     async def __del__(self) -> None:
         if self._batches is not None:
             await self._batches.aclose()
-        # Serve has waited for its own requests; the others get the remaining time.
+        # Serve has waited for its own requests; all other requests get the remaining time.
         if self._http is not None:
             await asyncio.sleep(self._args.ingresses.shutdown_delay_s)
         await self._roll_call.leave()

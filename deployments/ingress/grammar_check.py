@@ -70,7 +70,7 @@ class GrammarCheck:
             weights,
             reserves_one=weights is not None,
             most_each=limits.grammar_processes_per_tenant,
-            clock=time.monotonic,  # a thread only waits for its process
+            clock=time.monotonic,  # A thread only waits for its process.
         )
         self._idle: deque[tuple[TrialLimits, Trial]] = deque()
         self._is_closed = False
@@ -109,7 +109,7 @@ class GrammarCheck:
     def _start(self, key: bytes, grammar: Grammar, within: TrialLimits) -> asyncio.Future[_Verdict]:
         tenant = working_for()
         share = self._limits.max_waiting_grammars // len(self._places.keys() | {tenant})
-        # Tenants with less than an equal share of the places are let in even when others have taken them all.
+        # A tenant with less than an equal share of the places is admitted even when others have taken them all.
         if len(self._running) >= self._limits.max_waiting_grammars and self._places[tenant] >= share:
             reason = f"{len(self._running)} grammars are being compiled (limits.max_waiting_grammars)"
             raise Overloaded(reason, self._limits.grammar_compile_s)
@@ -148,7 +148,7 @@ class GrammarCheck:
 
     def _idle_trial(self, within: TrialLimits) -> Trial | None:
         """Take an idle process with these limits; those with others are ended."""
-        with contextlib.suppress(IndexError):  # none, or another thread was first
+        with contextlib.suppress(IndexError):  # There is none, or another thread took it.
             while True:
                 limits, trial = self._idle.pop()
                 if limits == within:

@@ -110,7 +110,7 @@ class ModelLink:
         )
         await self._connections.start()
         self._watch = asyncio.create_task(self._watch_switch())
-        # The first call creates the handle's router, which fills the fleet: do not leave that to a user's request.
+        # The first call creates the handle's router, which fills the fleet. No user's request should wait.
         if await self._switch.state() in UNLOADED_STATES:
             # A call that waits for a replica would make Serve start one; a broadcast does not wait.
             self._first_call = asyncio.create_task(self._start_router())

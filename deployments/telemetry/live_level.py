@@ -64,5 +64,5 @@ class Reconfigured:
             if not self._has_begun:
                 raise
             self.is_refused = True
-            logger.error("this process goes on with the settings that it has, as new ones are wrong: %s", error)
+            logger.error("this process keeps its current settings, because the new ones are wrong: %s", error)
         self._has_begun = True

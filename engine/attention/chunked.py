@@ -28,7 +28,7 @@ class ChunkedAttention:
     plans_by_bounds = spreads_prompts = False
 
     def __init__(self, whole: AttentionBackend, chunk: int, page_size: int) -> None:
-        """Attend to whole contexts, and within chunks, by `whole`. Raises ValueError if a chunk would begin within
+        """Attend with `whole`, to whole contexts or within chunks. Raises ValueError if a chunk would begin within
         a page.
         """
         if chunk % page_size:

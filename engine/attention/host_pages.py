@@ -25,7 +25,7 @@ _ROUNDS = 5
 
 @dataclass(slots=True)
 class _Slot:
-    """Room for some pages on the device, on their way to the host or back."""
+    """Memory on the device for some pages in transfer to the host or from it."""
 
     pages: torch.Tensor
     """[num_layers, room, 2 or 1, page_size, num_kv_heads, head_dim]."""
@@ -74,8 +74,8 @@ class HostKVPages:
         room = max(1, min(num_pages, slot_bytes // self.page_bytes))
         self._slots = [_Slot(device.new_empty((num_layers, room, parts, *page))) for _ in range(_NUM_SLOTS)]
         self._turn = 0
-        self._filling: dict[int, Event] = {}  # by host page: the transfer that fills it, if that may still run
-        self._draining: dict[int, Event] = {}  # and the one that reads it
+        self._filling: dict[int, Event] = {}  # host page -> the transfer that fills it, if it may still run
+        self._draining: dict[int, Event] = {}  # host page -> the transfer that reads it
         self._written: Event | None = None  # the last transfer to the host
 
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -217,7 +217,7 @@ class HostKVPages:
             if self._device.device.type == "cuda":
                 torch.cuda.synchronize(self._device.device)
             seconds.append((time.perf_counter() - began) / (2 * count))
-        return statistics.median(seconds[1:])  # The first round has page faults.
+        return statistics.median(seconds[1:])  # The first round is slower because of page faults.
 
 
 def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:

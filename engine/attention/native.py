@@ -65,7 +65,7 @@ class NativeStep:
     ) -> None:
         self._shape = shape
         self._isa = isa
-        self.batch = batch  # The struct points into it.
+        self.batch = batch  # The struct points to its memory.
         self.struct = native.batch_struct(batch)
         """The batch in the kernels' layout."""
         if shape.is_cascade and self.struct.num_rows > 1:

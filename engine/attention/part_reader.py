@@ -55,5 +55,5 @@ class PartReader:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.wait()
-            with contextlib.suppress(OSError):  # rank 0 has ended
+            with contextlib.suppress(OSError):  # Rank 0 has ended.
                 self._report(job.number, job.reading.take())

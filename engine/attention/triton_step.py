@@ -117,7 +117,7 @@ class _DecodeLaunch:
             self._shared_program, most_members = config
             groups = RowGroups(rows, shape.page_size, most_members, device)
             groups.find(self._block_table, self._kv_lens)
-            # More queries need as many registers as widening.
+            # More queries need as many registers as widening does.
             shared_programs = num_programs(self._shared_program.shared_bytes, device, widens=True)
         for window in shape.windows:
             own = groups if window is None else None

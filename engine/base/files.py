@@ -66,7 +66,7 @@ def read_bytes(path: str | Path, max_bytes: int) -> bytes:
     """Return the content of a regular file. Raises OSError, including `TooLarge`."""
     content = bytearray()
     with open_regular(path) as file:
-        while piece := file.read(_PIECE_BYTES):  # a read of `max_bytes` would first allocate as much
+        while piece := file.read(_PIECE_BYTES):  # read(max_bytes) would first allocate max_bytes
             content += piece
             if len(content) > max_bytes:
                 raise TooLarge(path, max_bytes)

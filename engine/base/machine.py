@@ -52,7 +52,7 @@ def return_memory() -> None:
     each one that is freed. Later values of that size are then placed between small ones that stay, and their
     memory is not returned.
     """
-    with contextlib.suppress(AttributeError, OSError):  # there is no such function, or no such library
+    with contextlib.suppress(AttributeError, OSError):  # The function or the library does not exist.
         ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
@@ -139,7 +139,7 @@ def _keep_to(cpus: frozenset[int]) -> None:
     for thread in Path("/proc/self/task").iterdir():
         try:
             os.sched_setaffinity(int(thread.name), cpus)
-        except ProcessLookupError:  # it has just ended
+        except ProcessLookupError:  # The thread has just ended.
             continue
 
 

@@ -23,5 +23,5 @@ else:
             """Makes a dataclass of each subclass, with its annotated names as fields."""
 
             def __init_subclass__(cls, **options: Any) -> None:
-                """`options` are those of msgspec, which do not change what a struct means."""
+                """`options` are msgspec's; they do not change the meaning of a struct."""
                 dataclasses.dataclass(unsafe_hash=True)(cls)

@@ -86,7 +86,7 @@ class _Index:
         place = self._heads[hash(tuple(tokens[end - self._n :])) & self._mask]
         best, best_length = None, self._n - 1  # Other n-grams of the same hash match fewer tokens.
         for _ in range(most_places):
-            if place <= max(end - self._mask, 0):  # There is no earlier place, or it has been overwritten.
+            if place <= max(end - self._mask, 0):  # There is no earlier place, or its entry was overwritten.
                 break
             length = _num_equal(tokens, place, end, most)
             if length > best_length:

@@ -107,7 +107,7 @@ def _read_experts(raw: Raw) -> ExpertsConfig | None:
     found = ExpertsConfig.from_config(
         raw, counted=("num_experts",), used="top_k_experts", size="moe_intermediate_size"
     )
-    return None if found is None else replace(found, are_beside=True)
+    return None if found is None else replace(found, are_next_to_mlp=True)
 
 
 _SENSES = ("vision_tower", "embed_vision", "audio_tower", "embed_audio")

@@ -17,7 +17,7 @@ def _read(raw: Raw) -> ModelParts:
             f"attn_type_list has {kinds.pop()!r}, which is not supported: expected 1 for all layers"
         )
     for key in ("mlp_intermediate_size", "shared_moe_mode"):
-        raw.get(key)  # for MLPs, which it does not have
+        raw.get(key)  # for MLPs, which the model does not have
     if "rotary_dim" in raw:  # the key of published files
         raw = layered(raw, {"partial_rotary_factor": raw["rotary_dim"] / attention.head_dim})
     return ModelParts(

@@ -15,7 +15,7 @@ def _read(raw: Raw) -> ModelParts:
 
 
 def _read_rope(raw: Raw, attention: AttentionConfig) -> RopeConfig:
-    """Read the rotation. The original context is a key next to its settings, and takes precedence over theirs."""
+    """Read the rotation. The original context has its own key, which precedes the one in the settings."""
     original = int(raw.get("original_max_position_embeddings", 4096))
     return RopeConfig.from_config(raw, attention.turned_dim, is_partial=True, original=original)
 

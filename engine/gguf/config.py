@@ -73,7 +73,7 @@ class _Keys:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, value, "a number")
         rounded = np.float32(value)
-        return float(str(rounded)) if rounded == value else value  # the decimals that 32 bits stand for
+        return float(str(rounded)) if rounded == value else value  # the shortest decimals for these 32 bits
 
     def text(self, key: str, default: str) -> str:
         """Return a string."""

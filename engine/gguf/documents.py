@@ -53,7 +53,7 @@ def gguf_document(model: Path, name: str) -> Any:
 
 @functools.lru_cache(maxsize=32)
 def _document(model: Path, name: str, _mtime_ns: int, _size: int) -> Any:
-    """Return a document. It is small, unlike the vocabulary that was read for it."""
+    """Return a document. It is small; the vocabulary that was read to make it is not."""
     return _MAKERS[name](read_model(model))
 
 

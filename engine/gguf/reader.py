@@ -141,7 +141,7 @@ class _Cursor:
             raise _Wrong(f"{what} at byte {start} is not UTF-8") from None
 
     def texts(self, what: str) -> list[str]:
-        """Read an array of strings. A vocabulary has hundreds of thousands, so this avoids all needless work."""
+        """Read an array of strings. A vocabulary has hundreds of thousands, so speed matters here."""
         found: list[str] = []
         length_of, content, end, at = struct.Struct("<Q").unpack_from, self.content, self._end, self.at
         try:

@@ -27,7 +27,7 @@ _MISTRAL_TURN = "[INST]"
 
 def made_of(vocabulary: GGUFVocabulary) -> Any:
     """Return the tokenizer as a `TokenizersBackend` of transformers. Raises ModelLoadError."""
-    from transformers.tokenization_utils_tokenizers import TokenizersBackend  # half a second to import
+    from transformers.tokenization_utils_tokenizers import TokenizersBackend  # The import takes half a second.
 
     build = {"gpt2": _byte_level, "gemma4": _pieces, "llama": _pieces, "t5": _unigram}[vocabulary.model]
     try:
@@ -35,7 +35,7 @@ def made_of(vocabulary: GGUFVocabulary) -> Any:
         _add_tokens(backend, vocabulary)
     except ModelLoadError:
         raise
-    except Exception as error:  # the library raises no narrower class
+    except Exception as error:  # The library raises no narrower class.
         raise ModelLoadError(
             f"the file's tokens make no tokenizer: {' '.join(str(error).split())[:300]}"
         ) from error
@@ -52,7 +52,7 @@ def made_of(vocabulary: GGUFVocabulary) -> Any:
 
 
 def _adds_bos(vocabulary: GGUFVocabulary) -> bool:
-    if vocabulary.model == "gemma4":  # its template writes the token, so its own tokenizer does not
+    if vocabulary.model == "gemma4":  # The template writes the token, so the model's own tokenizer does not.
         return False
     usual = vocabulary.model == "llama"
     if vocabulary.model == "gpt2":

@@ -117,7 +117,7 @@ class GGUFVocabulary:
             for number, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
             if token in _ENDS and kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
         }
-        if ends.keys() >= _CHANNELS:  # each ends a message; <|end|> leads from one to the next
+        if ends.keys() >= _CHANNELS:  # Each ends a message; after <|end|> another follows.
             ends.pop("<|end|>", None)
         if _TOOL_ANSWER in ends:  # its vocabulary has </s> for HTML
             ends.pop("</s>", None)
@@ -198,7 +198,7 @@ def _tokens(read: _Reader, *, spells_spaces: bool) -> list[str]:
     tokens = read.array(key, (str,), MAX_TOKENS)
     if not tokens:
         raise ModelLoadError(f"{key} has no tokens, and a vocabulary was expected")
-    if spells_spaces:  # converters have replaced them by their meaning
+    if spells_spaces:  # Converters have replaced these tokens by their meaning.
         tokens = ["▁" * len(token) if token.isspace() and token.strip(" ") == "" else token for token in tokens]
     first: dict[str, int] = {}
     total = 0

@@ -30,7 +30,7 @@ class CompiledGrammar:
     """A matcher in its initial state, and counts of its use."""
 
     def __init__(self, matcher: GrammarMatcher, tokenizer: LLTokenizer, *, wears: bool = True) -> None:
-        """`matcher` is copied before use and never advanced. `wears`: whether its copies share growing states."""
+        """`matcher` is copied before use and never advanced. `wears`: whether copies share states that grow."""
         self._wears = wears
         self.matcher = matcher
         self.tokenizer = tokenizer

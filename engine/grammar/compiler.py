@@ -205,7 +205,7 @@ def _lark(grammar: Grammar) -> str:
 
     try:
         return gbnf_to_lark(grammar.source)
-    except Exception as error:  # an untyped error if a rule is missing
+    except Exception as error:  # A missing rule raises an error without a type.
         raise InvalidGrammar(f"it is no grammar in GBNF: {' '.join(str(error).split())[:200]}") from None
 
 
@@ -226,7 +226,7 @@ def _json_schema(source: str) -> tuple[str, int]:
     except (ValueError, RecursionError):
         schema = None
     if schema is True:
-        schema = {}  # Options can only be added to an object.
+        schema = {}  # Only objects can have options.
     elif not isinstance(schema, dict):
         raise InvalidGrammar("a schema must be a JSON object, or true")
     found = rewritten(schema)

@@ -39,7 +39,7 @@ def texts_of_pattern(pattern: str, most: int) -> list[str] | None:
             return found
         written, matcher = open_states.pop()
         followers = [] if matcher.is_error() else _allowed(matcher)
-        if matcher.is_error() or len(found) + len(open_states) + len(followers) > most:  # each leads to a text
+        if matcher.is_error() or len(found) + len(open_states) + len(followers) > most:  # each leads to some text
             return None
         for byte in followers:
             if byte == _END:

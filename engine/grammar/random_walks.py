@@ -57,5 +57,5 @@ def walked(initial: GrammarMatcher, ends: Collection[int]) -> Walked:
 
 
 def _has_failed(matcher: GrammarMatcher) -> bool:
-    """Whether following the grammar took too much. A state without any next token is another fault."""
+    """Whether following the grammar took too many resources. A state without a next token is another fault."""
     return matcher.is_error() and not matcher.get_error().startswith("NoExtension")

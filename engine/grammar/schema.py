@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {
     # Nothing is ignored or approximated: either the answer validates, or the grammar is rejected.
     "lenient": False,
     "coerce_one_of": False,
-    # A blank, or a new line with indentation: without a bound, an unsure model would write blanks forever.
+    # A blank, or a new line with indentation. Without a bound, an uncertain model would write blanks forever.
     "whitespace_pattern": r" |\n[ \t]{0,16}",
     "whitespace_flexible": True,
     "item_separator": ",",

@@ -95,7 +95,7 @@ class Trial:
         patience = Patience(_DYING_S, self._clock)
         while (status := self._process.poll()) is None and not patience.is_over():
             time.sleep(_POLL_S)
-        return status == -signal.SIGKILL  # None: it runs, but does not answer
+        return status == -signal.SIGKILL  # None: the process runs but does not answer
 
     @property
     def pid(self) -> int | None:
@@ -174,7 +174,7 @@ def main(questions: IO[bytes], answers: IO[bytes]) -> None:
     """Run the process: read the vocabulary, then grammars until the end of input."""
     import resource
 
-    os.nice(_NICENESS)  # Engines and ingresses go first: a request for a grammar can wait.
+    os.nice(_NICENESS)  # Engines and ingresses take precedence, because a request for a grammar can wait.
     first = json.loads(questions.readline())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)

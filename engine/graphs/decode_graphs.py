@@ -169,7 +169,7 @@ class DecodeGraphs:
         """
         changes = step.changes
         with self._breaking():
-            if not changes.is_anew and changes.number != self._last + 1:
+            if not changes.is_reset and changes.number != self._last + 1:
                 raise RuntimeError("the previous step failed, so this step's rows are out of date")
             self._rows.write(changes, before)
             return self._forwards.run(step.size)
@@ -197,7 +197,7 @@ class DecodeGraphs:
             for row, failure in failed.items():
                 sampled[row] = failure
         self._last = changes.number
-        if changes.is_anew:
+        if changes.is_reset:
             self._is_broken = False
         return sampled, reports
 
@@ -210,7 +210,7 @@ class DecodeGraphs:
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
-        """Treat the rows as unknown if this fails: the other thread sees it when it prepares the next step."""
+        """Treat the rows as unknown if this fails. The other thread sees that when it prepares the next step."""
         try:
             yield
         except BaseException:

@@ -64,7 +64,7 @@ class DeviceRows:
 
     def write(self, changes: RowChanges, before: torch.Tensor | None) -> None:
         """Bring the rows up to date for a step; `before` holds the tokens that the previous step sampled."""
-        if changes.is_anew:
+        if changes.is_reset:
             self.clear()
         if changes.packet is None:
             return

@@ -78,7 +78,7 @@ class RowChanges:
     """`num_words` places of words, then their values; then rows, and for each the index of the previous step's
     token with which it starts. None if there is nothing to write."""
     num_words: int
-    is_anew: bool
+    is_reset: bool
     """Whether to clear all rows first."""
 
 
@@ -105,12 +105,12 @@ class RowAssigner:
         self._layout = layout
         self._held: list[_Held] = []
         self._row_of: dict[str, int] = {}
-        self._is_anew = True
+        self._is_reset = True
         self._number = -1
 
     def forget(self) -> None:
         """Treat the device's rows as unknown: all of them will be written again."""
-        self._held, self._row_of, self._is_anew = [], {}, True
+        self._held, self._row_of, self._is_reset = [], {}, True
 
     def place(self, chunks: Sequence[Chunk], before: dict[str, int]) -> RowChanges:
         """Assign rows for a step of decodes, one token each, which the device will advance.
@@ -131,9 +131,9 @@ class RowAssigner:
                 else:
                     words[self._layout.field(TOKEN) + row] = token
             held.position = chunk.start + 1
-        is_anew, self._is_anew = self._is_anew, False
+        is_reset, self._is_reset = self._is_reset, False
         self._number += 1
-        return RowChanges(self._number, rows, _packet(words, taken), len(words), is_anew)
+        return RowChanges(self._number, rows, _packet(words, taken), len(words), is_reset)
 
     def _assign(self, chunks: Sequence[Chunk], words: dict[int, int]) -> list[int]:
         """Return the row of each chunk's request. Drops requests that left, writes those that joined or moved."""

@@ -141,7 +141,7 @@ def capture_all(kinds: Sequence[Graphs], device: torch.device, reserved: int) ->
     `reserved` is the number of bytes set aside for them. Raises ValueError when they do not fit.
     """
     num_graphs = sum(graphs.num_graphs for graphs in kinds)
-    torch.cuda.empty_cache()  # recording does so too, and would seem to free memory
+    torch.cuda.empty_cache()  # Recording does so, too, and would otherwise seem to free memory.
     before = torch.cuda.mem_get_info(device)[0]
     try:
         for graphs in kinds:

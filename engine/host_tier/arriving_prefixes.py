@@ -73,7 +73,7 @@ class ArrivingPrefixes:
         while self._unsaved and self._lower.has_room:
             page = self._unsaved.popleft()
             if self._tier.holds(page) and self._lower.save(page.key, page.page, page.blocks):
-                self._tier.pin_page(page)  # until it is written
+                self._tier.pin_page(page)  # kept until the page is written
                 self._being_saved[page.page] = page
 
     def fetch(
@@ -101,7 +101,7 @@ class ArrivingPrefixes:
         seconds = self._seconds_to_compute(missing.last + 1 - first, rate)
         num_loaded = len(missing.in_files) + len(missing.at_peer)
         if not num_loaded and self._lower.seconds(0) >= seconds:
-            return  # Other requests have begun to load it, and it will arrive too late.
+            return  # Other requests load these pages, which will arrive too late.
         hosts = self._pool.take(num_loaded)
         coming = [*missing.in_files, *missing.at_peer]
         for page, host, blocks in zip(coming, hosts, blocks_in(coming), strict=True):

@@ -85,7 +85,7 @@ class HostPrefixes:
         if not self._is_worth_keeping(node) or first >= num_whole:
             return
         keys = PageKeys(node.namespace, sequence(node), self._page_size, first)
-        for slot in range(num_whole - 1, first - 1, -1):  # so that the end of a prefix is older
+        for slot in range(num_whole - 1, first - 1, -1):  # so that the end of a prefix counts as older
             if self._tier.has(keys[slot]):
                 self._tier.describe(keys[slot], self._blocks_in(node, slot))
             elif self._pool.available:

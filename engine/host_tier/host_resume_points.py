@@ -202,7 +202,7 @@ class HostTails:
             lacking = next((index for index, key in enumerate(needed) if not self._tier.is_found(key)), None)
             if lacking is None:
                 return HostResumePoint(border * size, needed)
-            border -= len(needed) - lacking  # All ends before that need the missing row.
+            border -= len(needed) - lacking  # All earlier ends need the missing row.
         return None
 
     def _slots(self, end: int) -> range:

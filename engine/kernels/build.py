@@ -142,7 +142,7 @@ def _version(compiler: list[str]) -> str:
 def _units() -> list[_Unit]:
     units = [_Unit(name, (), SOURCES / f"{name}.c") for name in ("cpu", "cascade", "pages")]
     for isa, flags in _ISAS.items() if platform.machine() in ("x86_64", "AMD64") else [("generic", ())]:
-        if isa not in ("avx512_bf16", "amx"):  # These do not help float32.
+        if isa not in ("avx512_bf16", "amx"):  # These instructions do not help float32.
             units.append(_Unit(f"{isa} (float32)", (f"-DISA={isa}", *flags), SOURCES / "all.c"))
         units.append(_Unit(f"{isa} (bfloat16)", (f"-DISA={isa}", "-DRAYDIX_BF16", *flags), SOURCES / "all.c"))
     return units

@@ -383,7 +383,7 @@ def group_rows(batch: NativeBatch, page_size: int, group: int) -> object:
     query heads per KV head. Returns the memory into which the struct then points. Raises NativeUnavailable.
     """
     rows = batch.num_rows
-    memory = (c_int32 * (8 * rows))()  # groups of three numbers; members; shared; the search's own
+    memory = (c_int32 * (8 * rows))()  # groups of three numbers; members; shared; memory of the search
     start = ctypes.addressof(memory)
     groups, members, shared, work = (start + row * rows * 4 for row in (0, 3, 4, 5))
     found = _load().raydix_find_groups(ctypes.byref(batch), page_size, group, groups, members, shared, work)

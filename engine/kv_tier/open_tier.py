@@ -49,6 +49,6 @@ def _directory(name: str, fingerprint: str) -> Path:
     """Return the directory of a model's pages; it is made if it is named after the model."""
     directory = Path(name.replace("{fingerprint}", fingerprint))
     if "{fingerprint}" in name and directory.parent.is_dir():
-        with contextlib.suppress(OSError):  # opening the directory explains the error
+        with contextlib.suppress(OSError):  # Opening the directory will report the error.
             directory.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     return directory

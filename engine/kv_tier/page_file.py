@@ -81,7 +81,7 @@ class RankFiles:
         if header != _MAGIC + checksum.to_bytes(_CRC_BYTES, "little") + key:
             raise SpoiltFile(f"{path} differs from the file that was written")
         with contextlib.suppress(OSError):
-            os.utime(path)  # so that it counts as used after a restart, and for the engines that share it
+            os.utime(path)  # so that it counts as used after a restart, and for engines that share it
         return struct.unpack(f"<{num_blocks}Q", blocks)
 
     def blocks_in(self, key: bytes) -> tuple[int, ...]:

@@ -193,7 +193,7 @@ class PageFiles:
         """
         try:
             blocks = self._own.read(key, pieces)
-        except FileNotFoundError:  # another engine needed its room
+        except FileNotFoundError:  # Another engine needed its room.
             self.forget(key)
             return False
         except OSError as error:
@@ -285,7 +285,7 @@ def _put_in_place(part: Path, manifest: Path) -> None:
         os.link(part, manifest)
     except FileExistsError:
         pass
-    except OSError:  # a file system without links
+    except OSError:  # The file system has no links.
         if not manifest.exists():
             os.replace(part, manifest)
             return

@@ -163,7 +163,7 @@ class PageMover:
             if self._others is not None:
                 self._others.read_page(key, page)
             self._to_load.put((key, page))
-        self._to_load.put([key for key, _ in reversed(pages)])  # used: a prefix's end is deleted first
+        self._to_load.put([key for key, _ in reversed(pages)])  # used, so that a prefix's end is deleted first
 
     def seconds(self, num_pages: int) -> float:
         """Predict the seconds until `num_pages` more are loaded; 0 until one was."""
@@ -269,7 +269,7 @@ class PageMover:
 
     def _read(self) -> None:
         while (job := self._to_load.get()) is not None and not self._is_closed:
-            if isinstance(job, list):  # the end of pages that were requested together
+            if isinstance(job, list):  # the last of the pages that were requested together
                 self._files.use(job)
                 if self._to_load.empty():
                     self._on_finished()

@@ -82,7 +82,7 @@ class RankPages:
     def _run(self, jobs: queue.SimpleQueue[_Job | None], is_write: bool) -> None:
         while (job := jobs.get()) is not None and not self._is_closed:
             moved = Moved(is_write, job.page, self._move(job, is_write))
-            with contextlib.suppress(OSError):  # rank 0 has ended
+            with contextlib.suppress(OSError):  # Rank 0 has ended.
                 self._report(moved)
 
     def _move(self, job: _Job, is_write: bool) -> bool:

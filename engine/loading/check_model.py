@@ -37,7 +37,7 @@ def _check_one(config: EngineConfig) -> None:
     directory, names = local_model(config.model, config.model_revision), None
     if directory is None and config.model.endswith(SUFFIX):
         directory = gguf_on_hub(config.model, config.model_revision)
-        if directory is None:  # only the file itself describes it, and a check does not download it
+        if directory is None:  # Only the file itself describes the model, and a check does not download it.
             return
     elif directory is None:
         directory, names = described_on_hub(config.model, config.model_revision)

@@ -32,7 +32,7 @@ def branch_targets(config: ModelConfig, inputs: LayerInputsConfig, at: str) -> T
     yield f"{at}.post_per_layer_input_norm.weight", whole(f"{at}.inputs.norm.weight", hidden)
 
 
-def beside_targets(config: ModelConfig, experts: ExpertsConfig, shard: Shard, at: str) -> Targets:
+def experts_and_mlp_targets(config: ModelConfig, experts: ExpertsConfig, shard: Shard, at: str) -> Targets:
     """Yield the targets of the experts next to the MLP of the layer `at`, and of their norms."""
     hidden, inner, ours = config.hidden_size, experts.intermediate_size, f"{at}.mlp"
     own, columns = shard.experts(experts).held, np.arange(inner)[shard.expert_columns(experts)]

@@ -145,6 +145,6 @@ class _View:
             raise ModelLoadError(f"{tensor.path} has become shorter than its header says; download it again")
         options: Any = {"dtype": _dtype(tensor), "offset": tensor.offset}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is not written
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is never written
             numbers = torch.frombuffer(content, count=tensor.num_bytes // options["dtype"].itemsize, **options)
         return numbers.view(_shape(tensor))

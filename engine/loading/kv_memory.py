@@ -66,7 +66,7 @@ def slots_for(config: EngineConfig, bytes_free: int | None, state_bytes: int) ->
     return running + snapshots
 
 
-def beside_slots(config: EngineConfig, bytes_free: int, slots_bytes: int) -> int:
+def free_after_slots(config: EngineConfig, bytes_free: int, slots_bytes: int) -> int:
     """Return the memory for `pages_for` if slots for recurrent states take a part of the same share."""
     return max(0, bytes_free - int(slots_bytes / config.kv_memory_share))
 

@@ -29,8 +29,8 @@ from engine.graphs.step_graphs import CudaCapture
 from engine.loading.devices import device_named, dtype_of
 from engine.loading.kv_memory import (
     available_ram,
-    beside_slots,
     check_room,
+    free_after_slots,
     host_pages_for,
     pages_for,
     slots_for,
@@ -58,20 +58,20 @@ logger = logging.getLogger(__name__)
 
 def load_model(
     config: EngineConfig,
-    kv_bytes_beside: int = 0,
+    draft_kv_bytes: int = 0,
     ranks: Collective = ALONE,
     *,
-    bytes_beside: int = 0,
+    draft_bytes: int = 0,
     load_weights: Callable[..., Decoder] = load_decoder,
 ) -> ModelRunner:
     """Load the model that `config` names and allocate its KV pages. Raises ModelLoadError, ValueError.
 
-    `kv_bytes_beside`: bytes that another model keeps for each token in the pages; `bytes_beside`: other bytes of
+    `draft_kv_bytes`: bytes that another model keeps for each token in the pages; `draft_bytes`: other bytes of
     the device that it will take. With several `ranks`, all of them call this together and each loads its share.
     `load_weights` has the signature of `load_decoder`.
     """
     torch.set_num_threads(config.threads or default_threads(ranks.shard.size))
-    loading = _Loading(config, kv_bytes_beside, ranks, bytes_beside)
+    loading = _Loading(config, draft_kv_bytes, ranks, draft_bytes)
     small = loading.with_a_page(load_weights)
     loading.compile_kernels(small)
     runner, is_graphed = loading.with_all_pages(small)
@@ -88,10 +88,8 @@ def load_model(
 class _Loading:
     """The settings resolved for this model on this device, and the steps from there to a runner."""
 
-    def __init__(
-        self, config: EngineConfig, kv_bytes_beside: int, ranks: Collective, bytes_beside: int = 0
-    ) -> None:
-        self._config, self._kv_bytes_beside, self._ranks = config, kv_bytes_beside, ranks
+    def __init__(self, config: EngineConfig, draft_kv_bytes: int, ranks: Collective, draft_bytes: int = 0) -> None:
+        self._config, self._draft_kv_bytes, self._ranks = config, draft_kv_bytes, ranks
         self._device = device_named(config.device)
         self._directory: Path = resolve_model(config.model, config.model_revision)
         self._whole = ModelConfig.from_directory(self._directory)
@@ -115,7 +113,7 @@ class _Loading:
             self._backend = GroupedAttention(of_whole, self._attention(windowed))
         self._not_graphed = why_not(config, self._backend, self._device, model)
         self._not_in_pieces = why_no_pieces(config, self._device, model)
-        self._reserved, self._bytes_beside = 0, bytes_beside
+        self._reserved, self._draft_bytes = 0, draft_bytes
         if self._not_in_pieces is None:
             self._reserved = graph_bytes(
                 config,
@@ -183,17 +181,17 @@ class _Loading:
             free = measure_step(
                 config, self._limit, lambda pages: small.with_pages(pages * self._num_groups), self._device
             )
-        per_token = small.kv_bytes_per_token + self._kv_bytes_beside
-        beside = self._reserved + self._bytes_beside
+        per_token = small.kv_bytes_per_token + self._draft_kv_bytes
+        other = self._reserved + self._draft_bytes
         if config.host_kv_gib and self._device.type == "cuda":
-            beside += HostKVPages.device_bytes(config.page_size * self._in_a_page(small.kv_bytes_per_token))
-        free = max(0, free - beside)
+            other += HostKVPages.device_bytes(config.page_size * self._in_a_page(small.kv_bytes_per_token))
+        free = max(0, free - other)
         slots, state_bytes = 0, self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
         if state_bytes:
             slots = self._ranks.least(
                 slots_for(config, None if config.kv_pages else free, state_bytes), self._device
             )
-            free = beside_slots(config, free, slots * state_bytes)
+            free = free_after_slots(config, free, slots * state_bytes)
         fitting = pages_for(config, free, self._in_a_page(per_token), self._limit, self._groups)
         is_graphed = self._not_in_pieces is None
         num_pages = self._ranks.least(fitting, self._device) + is_graphed
@@ -257,7 +255,7 @@ class _Loading:
         is_fp8 = config.quantization == "fp8"
         is_native = not (not_native or is_fp8)
         if self._device.type == "cuda":
-            kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) + self._kv_bytes_beside
+            kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) + self._draft_kv_bytes
             free = torch.cuda.mem_get_info(self._device)[0]
             free -= config.max_running * self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
             check_room(config, self._whole, self._dtype.itemsize, kv_bytes, self._limit, free, size)

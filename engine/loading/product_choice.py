@@ -54,7 +54,7 @@ def choose_products(decoder: Decoder, device: torch.device) -> None:
         return
     try:
         import triton
-    except ImportError:  # A warning was logged where Triton is used.
+    except ImportError:  # The code that uses Triton has logged a warning.
         return
     directory = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
     place = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, triton {triton.__version__}"
@@ -74,7 +74,7 @@ def choose(decoder: Decoder, device: torch.device, path: Path, place: str, timer
     together = {id(layer) for mixture in mixtures for layers in mixture.matrices_apart for layer in layers}
     for module in decoder.modules():
         if id(module) in together:
-            continue  # one launch multiplies all experts of a layer
+            continue  # One launch multiplies all experts of a layer.
         is_fp8 = isinstance(module, Fp8Linear) and device.type == "cuda" and multiplies_fp8(device)
         if is_fp8 or (isinstance(module, nn.Linear) and module is not decoder.lm_head):
             assert isinstance(module, nn.Linear | Fp8Linear)

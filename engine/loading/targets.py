@@ -14,7 +14,7 @@ from collections.abc import Container, Iterator
 import numpy as np
 
 from engine.loading.delta_net_targets import delta_net_targets
-from engine.loading.gemma4_targets import beside_targets, branch_targets, inputs_targets
+from engine.loading.gemma4_targets import branch_targets, experts_and_mlp_targets, inputs_targets
 from engine.loading.target_parts import Own, Places, WeightTarget, fused, summed, whole
 from engine.model_config.config import ModelConfig
 from engine.model_parts.experts_config import ExpertsConfig
@@ -79,9 +79,9 @@ def _targets(config: ModelConfig, shard: Shard, is_stacked: bool) -> Iterator[tu
         experts = config.experts_in(layer)
         if experts is None:
             yield from _mlp_targets(config, config.mlp_in(layer), shard, f"{at}.{names.mlp}", f"{at}.mlp")
-        elif experts.are_beside:
+        elif experts.are_next_to_mlp:
             yield from _mlp_targets(config, config.mlp_in(layer), shard, f"{at}.{names.mlp}", f"{at}.mlp.mlp")
-            yield from beside_targets(config, experts, shard, at)
+            yield from experts_and_mlp_targets(config, experts, shard, at)
         else:
             yield from _experts_targets(config, experts, shard, at, f"{at}.mlp", is_stacked)
 

@@ -86,7 +86,7 @@ def _files(directory: Path) -> Iterable[str]:
         return
     try:
         used: Collection[str] = [path.name for path in weight_files(directory)]
-    except ModelLoadError:  # only the model's description is here
+    except ModelLoadError:  # Only the model's description is here.
         used = ()
     for path in sorted(directory.iterdir()):
         if path.name not in used and path.name not in _READ.split() and not path.name.startswith("."):

@@ -62,7 +62,7 @@ def compile_kernels(runner: WarmedRunner, steps: Iterator[StepPlan], device: tor
         return
     try:
         from engine.kernels.triton.launch import compiling
-    except ImportError:  # Then there is nothing to compile; warnings were logged where Triton is used.
+    except ImportError:  # There is nothing to compile; the code that uses Triton has logged warnings.
         return
     began = time.perf_counter()
     with compiling():

@@ -243,7 +243,7 @@ class _ReaderThreads:
     def _next(self, buffers: _ReaderBuffers) -> _FileChunk | None:
         try:
             return self._chunks.get_nowait()
-        except Empty:  # the submitter may wait for unfinished copies
+        except Empty:  # The submitter may wait for unfinished copies.
             self._done(buffers.finish())
             return self._chunks.get()
 

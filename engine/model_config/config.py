@@ -101,7 +101,7 @@ class ModelConfig:
         architecture, family = family_of(tracked)
         parts = family.parts_of(tracked)
         raw = layered(tracked, family.defaults)
-        if parts.experts is not None and parts.mlp.activation != "silu" and not parts.experts.are_beside:
+        if parts.experts is not None and parts.mlp.activation != "silu" and not parts.experts.are_next_to_mlp:
             raise ModelLoadError(f"unsupported activation of experts: {parts.mlp.activation}; supported is silu")
         stored = None if parts.experts is not None and parts.experts.is_mxfp4 else weight_format(raw)
         longest = max(
@@ -302,7 +302,7 @@ class ModelConfig:
     def _dense_layers(self) -> list[int]:
         """The layers that have an MLP, with experts next to it or without any."""
         experts = self.experts
-        sparse = frozenset() if experts is None or experts.are_beside else experts.layers
+        sparse = frozenset() if experts is None or experts.are_next_to_mlp else experts.layers
         return [layer for layer in range(self.num_layers) if layer not in sparse]
 
     def rounded(self) -> ModelConfig:

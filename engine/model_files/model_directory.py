@@ -131,7 +131,7 @@ def described_on_hub(model: str, revision: str | None = None) -> tuple[Path, lis
     wanted, unwanted = [_DESCRIPTION], [*_UNWANTED, *_TOKENIZER]
     try:
         found = HfApi().model_info(model, revision=revision or DEFAULT_REVISION)
-    except Exception:  # any error: if there is no copy, a small download reports it
+    except Exception:  # Any error: if there is no copy, a small download reports it again.
         _download(model, revision, wanted, unwanted)
         return _download(model, revision, local_files_only=True), None
     directory = _download(model, found.sha, wanted, unwanted)
@@ -149,7 +149,7 @@ def gguf_on_hub(model: str, revision: str | None = None) -> Path | None:
     assert file is not None, "the caller has checked"
     try:
         names = HfApi().list_repo_files(repository, revision=revision)
-    except Exception:  # any error: the search for a copy reports it, if there is none
+    except Exception:  # Any error: if there is no copy, the search for one reports it.
         return _downloaded_gguf(model, repository, file, revision, local_files_only=True)
     if missing := [name for name in part_names(file) if name not in names]:
         there = ", ".join(sorted(name for name in names if name.endswith(SUFFIX))[:8]) or "none"
@@ -268,7 +268,7 @@ def hub_commit(model: Path) -> str | None:
 
 def demo_model_path() -> Path:
     """Return the embedded model's directory. Raises ModelLoadError if it is not installed."""
-    spec = find_spec("deployments")  # located without an import: the engine does not depend on it
+    spec = find_spec("deployments")  # located without an import, because the engine does not depend on it
     for parent in (spec.submodule_search_locations or ()) if spec is not None else ():
         directory = Path(parent) / "demo_model"
         if (directory / "config.json").exists():
@@ -287,7 +287,7 @@ def _download(
     *,
     local_files_only: bool = False,
 ) -> Path:
-    from huggingface_hub import snapshot_download  # takes a second to import, so only for downloads
+    from huggingface_hub import snapshot_download  # imported only for downloads, because it takes a second
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,

@@ -62,7 +62,7 @@ def _shards(directory: Path, there: Collection[str]) -> list[Path]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{path} is not a weight index ({error!r}); download it again") from error
     for name in names:
-        # A name must be a file in the index's directory: an index must not make us read anything else.
+        # A name must be a file in the index's directory, because an index must not make us read other files.
         if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name:
             raise ModelLoadError(f"{path} names the shard {name!r}; a shard is a file in the same directory")
         if not name.endswith(".safetensors"):

@@ -53,7 +53,7 @@ class ExpertsConfig:
     router_bias: bool = False
     clamp: Clamp | None = None
     """The clamped activation of experts with biases (gpt-oss); None: SiLU, without biases."""
-    are_beside: bool = False
+    are_next_to_mlp: bool = False
     """Whether they are next to a layer's MLP, with separate norms and gates by GELU (Gemma 4)."""
     are_quantized: bool = False
     """Whether memory holds their matrices quantized, like the files (`engine/model_parts/formats.py`)."""
@@ -131,7 +131,7 @@ class ExpertsConfig:
         """Whether plain experts can be rounded to eight bits when they are loaded: no kernel supports rounded ones
         with biases, or next to an MLP.
         """
-        return self.clamp is None and not (self.are_beside or self.is_mxfp4)
+        return self.clamp is None and not (self.are_next_to_mlp or self.is_mxfp4)
 
     def num_parameters(self, hidden_size: int, experts_each: float) -> float:
         """Return the number of weights of a sparse layer, counting `experts_each` of its experts."""
@@ -140,7 +140,7 @@ class ExpertsConfig:
             expert += 2 * self.intermediate_size + hidden_size
         router = self.num_experts * (hidden_size + self.router_bias)
         shared = 3 * hidden_size * self.shared_size + hidden_size * self.shared_is_gated
-        if self.are_beside:  # Three norms, and scales of the router's inputs and of each expert.
+        if self.are_next_to_mlp:  # Three norms, and scales of the router's inputs and of each expert.
             router += 4 * hidden_size + self.num_experts
         return router + experts_each * expert + shared
 

@@ -99,7 +99,7 @@ def text_config(raw: Mapping[str, Any]) -> TrackedConfig:
     unless they are empty, except for those of the whole model.
     """
     inside = raw.get("text_config") or {}
-    beside = {key: value for key, value in raw.items() if key != "text_config"}
-    said = {key: value for key, value in inside.items() if value is not None or beside.get(key) is None}
-    whole = {key: beside[key] for key in _OF_WHOLE if beside.get(key) is not None}
-    return TrackedConfig({**beside, **said, **whole})
+    outer = {key: value for key, value in raw.items() if key != "text_config"}
+    said = {key: value for key, value in inside.items() if value is not None or outer.get(key) is None}
+    whole = {key: outer[key] for key in _OF_WHOLE if outer.get(key) is not None}
+    return TrackedConfig({**outer, **said, **whole})

@@ -27,7 +27,7 @@ from engine.model_config.config import ModelConfig
 from engine.model_parts.parts import LatentAttentionConfig
 from engine.models.delta_net import GatedDeltaNet
 from engine.models.experts import Experts
-from engine.models.experts_beside import ExpertsBeside
+from engine.models.experts_and_mlp import ExpertsAndMLP
 from engine.models.latent_attention import LatentAttention
 from engine.models.layer_inputs import InputBranch, LayerInputs
 from engine.models.mlp import MLP
@@ -108,11 +108,11 @@ class Layer(nn.Module):
         self.attended_norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps) if after else None
         self.post_norm = nn.RMSNorm(config.hidden_size, eps=config.stream_eps) if before else None
         experts = config.experts_in(layer)
-        self.mlp: MLP | Experts | ExpertsBeside
+        self.mlp: MLP | Experts | ExpertsAndMLP
         if experts is None:
             self.mlp = MLP(config.mlp_in(layer), config.hidden_size)
-        elif experts.are_beside:
-            self.mlp = ExpertsBeside(config.mlp_in(layer), experts, config.hidden_size, config.norms.eps, ranks)
+        elif experts.are_next_to_mlp:
+            self.mlp = ExpertsAndMLP(config.mlp_in(layer), experts, config.hidden_size, config.norms.eps, ranks)
         else:
             self.mlp = Experts(experts, config.hidden_size)
         self.output_norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps) if after else None
@@ -138,7 +138,7 @@ class Layer(nn.Module):
         x, normed = self._add(x, branch, self.input_norm, operations, rounds=self.attention.rounds)
         branch = self._norm(self.attention(normed, operations, step, pages), self.attended_norm, operations)
         x, normed = self._add(x, branch, self.post_norm, operations, rounds=self.mlp.rounds)
-        if isinstance(self.mlp, ExpertsBeside):
+        if isinstance(self.mlp, ExpertsAndMLP):
             branch = self._norm(self.mlp(x, normed, operations), self.output_norm, operations, is_summed=True)
         else:
             branch = self._norm(self.mlp(normed, operations), self.output_norm, operations)

@@ -46,7 +46,7 @@ class GatedDeltaNet(nn.Module):
         assert shape is not None
         self.shape, self._eps = shape, config.norms.eps
         self.in_proj = nn.Linear(config.hidden_size, shape.channels + shape.values, bias=False)
-        # Not a linear layer, which would be quantized: it is small, and errors of decays add up over a text.
+        # Not a linear layer, which would be quantized: it is small, and errors of decays accumulate over a text.
         self.gates_proj = nn.Parameter(torch.empty(2 * shape.num_value_heads, config.hidden_size))
         self.conv = nn.Parameter(torch.empty(shape.channels, shape.kernel))
         self.log_decay = nn.Parameter(torch.empty(shape.num_value_heads))

@@ -66,7 +66,7 @@ def _missing(config: ModelConfig) -> list[str]:
         "queries scaled by position": attention.later_scale is not None,
         "scaled layers": config.norms.scales_layers,
         "embeddings for single layers": config.inputs is not None,
-        "experts next to an MLP": experts is not None and experts.are_beside,
+        "experts next to an MLP": experts is not None and experts.are_next_to_mlp,
         "scaled inputs of experts": experts is not None and experts.scales_inputs,
         "gates of shared experts": experts is not None and experts.shared_is_gated,
         f"weights that stay in {stored.name if stored else ''}": config.is_kept_quantized,

@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 # A rank that dies ends the operation immediately, because its connections close. This timeout is for a rank that
 # is alive but slow; users set the health check's `stall_timeout_s`.
 _TIMEOUT = timedelta(minutes=30)
-_torch: Any = dist  # torch declares its stores and groups only in part
+_torch: Any = dist  # torch declares the types of stores and groups only in part
 _c10d: Any = _distributed_c10d
 
 

@@ -130,7 +130,7 @@ def _inner(config: ModelConfig, splits_experts: bool) -> dict[str, int]:
     counts, experts = {}, config.experts
     if config.delta_net is not None:
         counts["key heads of recurrent layers"] = config.delta_net.num_key_heads
-    if experts is None or experts.are_beside or len(experts.layers) < config.num_layers:
+    if experts is None or experts.are_next_to_mlp or len(experts.layers) < config.num_layers:
         counts["inner columns"] = config.intermediate_size
     if experts is not None and experts.shared_size:
         counts["inner columns of the shared experts"] = experts.shared_size

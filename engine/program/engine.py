@@ -176,7 +176,7 @@ class Engine:
             return cls(config, runner)
         prepare_process(config.cpus)
         config = replace(config, tasks=list(tasks_of(config.tasks, model_directory(config))))
-        from engine.ranks.load_runner import load_runner  # torch: only where a model is run
+        from engine.ranks.load_runner import load_runner  # imports torch, which only an engine with a model needs
         from engine.runner.model_runner import ModelRunner
 
         if is_encoder(model_directory(config)):
@@ -269,7 +269,7 @@ class Engine:
             source=source,
         )
         if sampling.grammar is not None:
-            # To advance the grammar by all that another engine generated may take long.
+            # Advancing a grammar over all tokens that another engine generated may take long.
             pace = MaskPace(self._mask_threads, self.config.grammar_mask_budget_s, is_slow=bool(output_ids))
             request.constraint = Constraint(compiled or self.grammars.compile(sampling.grammar), pace)
         return request
@@ -287,8 +287,8 @@ class Engine:
         sampling, done = SamplingParams(max_tokens=1, temperature=0.0, seed=0), Precomputed()
         unit = SharedPrefixes(self.config.page_size, self.config.block_tokens).unit
         for number, whole in enumerate(prefixes):
-            # A state or tail is kept at the end of the computed tokens, which has to be the end of the shared
-            # ones.
+            # The cache keeps a state or tail at the end of the computed tokens. The shared tokens must end at
+            # the same position.
             token_ids = whole if self.cache.resume_points is None else whole[: len(whole) - len(whole) % unit]
             if not token_ids:
                 continue

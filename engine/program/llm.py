@@ -174,7 +174,7 @@ class LLM:
         waiting = deque(job.request for job in jobs)
         with tqdm(total=len(jobs), desc="Generating", unit="prompt", disable=not progress) as bar:
             while open_jobs:
-                with suppress(QueueFull):  # the queue is bounded: the rest is submitted as requests leave it
+                with suppress(QueueFull):  # The bounded queue is full: submit the rest as requests leave it.
                     while waiting:
                         self.engine.scheduler.add(waiting[0], loop.clock())
                         waiting.popleft()
@@ -185,7 +185,7 @@ class LLM:
                     if event.finish_reason is not None:
                         del open_jobs[event.request_id]
                         bar.update()
-        while loop.has_work:  # the step that was in flight when the last request ended
+        while loop.has_work:  # Take in the step that was in flight when the last request ended.
             loop.step()
 
 
@@ -262,7 +262,7 @@ class _OfflineRequest:
 
 
 def _defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    from engine.loading.devices import device_named  # torch
+    from engine.loading.devices import device_named  # imports torch
 
     is_on_gpu = device_named(settings.get("device", EngineConfig().device)).type == "cuda"
     return {**_THROUGHPUT, **(GPU_DEFAULTS if is_on_gpu else {})}

@@ -46,7 +46,7 @@ def load_with_draft_model(
             host_kv_gib=0.0,
             speculation=None,
             tensor_parallel_size=1,
-            cuda_graphs="off",  # They are recorded below, on the draft model's own pages.
+            cuda_graphs="off",  # Graphs are recorded below, on the draft model's own pages.
             windowed_kv="off",  # The draft model supports only pages of all layers.
         )
     )
@@ -56,10 +56,10 @@ def load_with_draft_model(
             "tokens would destroy; choose a model without them"
         )
     reserved = draft_graph_bytes(config, draft)
-    is_graphed = reserved > 0  # which takes one more page
+    is_graphed = reserved > 0  # Graphs take one more page.
     if settings.kv_pages is not None:
         draft = draft.with_pages(settings.kv_pages + is_graphed) if is_graphed else draft
-        runner = load_runner(config, launcher=launcher, bytes_beside=reserved)
+        runner = load_runner(config, launcher=launcher, draft_bytes=reserved)
     else:
         runner = load_runner(config, draft.kv_bytes_per_token, launcher, reserved)
         draft = draft.with_pages(runner.num_pages + is_graphed)

@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Clock = Callable[[], float]
 _NOTHING = StepResult((), ())
-# Most seconds that `load` lags behind while steps are shorter.
+# Maximum age of `load`, in seconds, while steps are shorter than this.
 _LOAD_SECONDS = 0.005
 # Most seconds between two checks of arriving pages while requests wait for them and nothing can be computed.
 _POLL_SECONDS = 0.005
-# The next step is planned after this share of the expected time of the step in flight, minus a lead: this multiple
-# of the last planning time, plus this many seconds.
+# The next step is planned when this share of the expected time of the step in flight has passed, minus a lead. The
+# lead is this multiple of the last planning time, plus this many seconds.
 _CERTAIN_SHARE = 0.9
 _LEAD_FACTOR = 3.0
 _LEAD_SECONDS = 0.001
@@ -137,7 +137,7 @@ class EngineLoop:
 
     def wake(self) -> None:
         """Plan the next step immediately, because KV has arrived that requests may wait for."""
-        if not self._wake.is_set():  # else the loop will look: it clears the event first
+        if not self._wake.is_set():  # Otherwise the loop looks anyway: it clears the event first.
             self._wake.set()
 
     def fail(self, reason: str) -> None:
@@ -222,7 +222,7 @@ class EngineLoop:
                     self._deliveries.settle(self.clock(), math.inf)
         except EngineBroken as error:
             self.fail(str(error))
-        except Exception as error:  # a defect: the health check then replaces this replica
+        except Exception as error:  # a defect; the health check then replaces this replica
             logger.exception("the engine loop ended")
             self.fail(f"the engine loop ended: {type(error).__name__}")
         with self._lock:

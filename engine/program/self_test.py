@@ -41,7 +41,7 @@ _MEMORY_CLASSES = {"MemoryError", "OutOfMemoryError"}
 _MEMORY_TEXTS = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "alloc_failed")
 _DEVICE_CLASSES = {"AcceleratorError"}
 _DEVICE_TEXTS = ("cuda error", "hip error", "triton error [")
-# Errors that begin likewise: a library on the device rejects a call, and the device continues to work.
+# Errors whose texts may begin like these, but after which the device continues to work: a library rejected a call.
 _LIBRARY_TEXTS = ("cublas_status_", "cudnn_status_", "cusparse_status_", "cusolver_status_")
 
 
@@ -75,7 +75,7 @@ class SelfTest:
     def failed(self, plan: StepPlan, error: Exception) -> None:
         """Note that a step failed. Raises EngineBroken if its device can compute no other."""
         self._note(plan, error)
-        # A step planned before this failure was known may have failed because of it: the first one is tested.
+        # A later step may have failed because of the first failure, so the first failed step is tested.
         self._failed = self._failed or plan
 
     def _note(self, plan: StepPlan, error: Exception) -> None:
@@ -89,7 +89,7 @@ class SelfTest:
     def run(self, cache: KVCacheManager, compute: Callable[[StepPlan], object]) -> None:
         """Compute the test, while no step is in flight. Raises EngineBroken if the engine cannot."""
         failed, self._failed, scratch = self._failed, None, cache.scratch()
-        if failed is not None and scratch is not None:  # else requests hold all memory: the next failure is tested
+        if failed is not None and scratch is not None:  # else requests hold all memory
             self._repeat(harmless(failed, scratch, cache.page_size), compute)
         self.cause = None
 

@@ -21,7 +21,7 @@ class TimedStep:
         self._clock = clock
         try:
             self._step = runner.prepare(plan)
-        except Exception as error:  # raised when the step runs, as if it had failed there
+        except Exception as error:  # `run` raises it, as if the step itself had failed.
             self._step = partial(_raise, error)
 
     def run(self) -> StepResult | StepUnderway:

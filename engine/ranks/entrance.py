@@ -38,8 +38,8 @@ class Entrance:
     def __init__(self, server: socket.socket, key: bytes, clock: Callable[[], float] = time.monotonic) -> None:
         """`server` belongs to the entrance from now on. `clock` is monotonic."""
         self._server, self._key = server, key
-        self._awake = AwakeClock(clock)  # of the thread that accepts
-        self._proving: dict[socket.socket, float] = {}  # -> its deadline; the oldest first
+        self._awake = AwakeClock(clock)  # clock of the accepting thread
+        self._proving: dict[socket.socket, float] = {}  # peer -> its deadline, the oldest first
         self._admitted: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -77,7 +77,7 @@ class Entrance:
             now = self._awake.now()
             with contextlib.suppress(TimeoutError):
                 self._begin_proof(self._server.accept()[0])
-            self._cut_late(now)  # proofs that had arrived by then were read meanwhile
+            self._cut_late(now)  # Proofs that had arrived by the deadline were read meanwhile.
 
     def _begin_proof(self, peer: socket.socket) -> None:
         with self._lock:
@@ -102,7 +102,7 @@ class Entrance:
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
             is_ours = True
-        except (AuthenticationError, EOFError, OSError) as error:  # not our rank, or cut
+        except (AuthenticationError, EOFError, OSError) as error:  # The peer is not our rank, or was cut off.
             logger.warning("tensor parallelism: rejected a connection that did not prove the key: %s", error)
             is_ours = False
         with self._lock:

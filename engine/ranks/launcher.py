@@ -62,7 +62,7 @@ class LocalProcesses:
                 [sys.executable, "-m", "engine.ranks.worker"],
                 stdin=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # rank 0 handles an interrupt from the keyboard
+                start_new_session=True,  # Rank 0 handles an interrupt from the keyboard.
             )
             children.processes.append(child)
             assert child.stdin is not None
@@ -83,7 +83,7 @@ class ChildProcesses:
         ends = [(code, rank) for code, rank in codes if code is not None]
         if not ends:
             return None
-        code, rank = min(ends)  # if one was killed, the others failed because of it
+        code, rank = min(ends)  # If a rank was killed, the others failed because of that.
         how = f"killed by signal {-code}" if code < 0 else f"with exit status {code}"
         return f"rank {rank} ended, {how}; its messages are on the standard error output"
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 def load_runner(
     config: EngineConfig,
-    kv_bytes_beside: int = 0,
+    draft_kv_bytes: int = 0,
     launcher: WorkerLauncher | None = None,
-    bytes_beside: int = 0,
+    draft_bytes: int = 0,
 ) -> ModelRunner | ParallelRunner:
     """Load the model as `load_model` does, on `config.tensor_parallel_size` ranks.
 
     `launcher` starts the ranks after the first; None starts them as processes of this machine.
     """
     if config.tensor_parallel_size == 1:
-        return load_model(config, kv_bytes_beside, bytes_beside=bytes_beside)
-    from engine.ranks.runner import ParallelRunner  # msgspec, which a bare GPU machine lacks
+        return load_model(config, draft_kv_bytes, draft_bytes=draft_bytes)
+    from engine.ranks.runner import ParallelRunner  # imports msgspec, which a bare GPU machine lacks
 
-    return ParallelRunner.load(config, kv_bytes_beside, launcher, bytes_beside)
+    return ParallelRunner.load(config, draft_kv_bytes, launcher, draft_bytes)

@@ -148,7 +148,7 @@ class ReplayTask(msgspec.Struct, frozen=True, array_like=True, tag=3):
     packet: torch.Tensor
     """int64; empty if there is nothing to write."""
     num_words: int
-    is_anew: bool
+    is_reset: bool
     sampler: RecordedSampler | None
     """The graph by which each rank chooses the tokens, from the same logits; None if rank 0 sends them."""
 
@@ -166,14 +166,14 @@ class ReplayTask(msgspec.Struct, frozen=True, array_like=True, tag=3):
             len(changes.rows),
             torch.from_numpy(packet),
             changes.num_words,
-            changes.is_anew,
+            changes.is_reset,
             step.sampler if step.tails is None else None,
         )
 
     def step(self) -> GraphStep:
         """Return the step as a rank other than the first runs it."""
         packet = self.packet.numpy() if len(self.packet) else None
-        changes = RowChanges(self.number, range(self.count), packet, self.num_words, self.is_anew)
+        changes = RowChanges(self.number, range(self.count), packet, self.num_words, self.is_reset)
         tails = () if self.sampler is None else None
         return GraphStep(
             self.copies, self.swap_out, self.swap_in, changes, self.size, self.sampler, tails=tails, chunks=()

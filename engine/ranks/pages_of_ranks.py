@@ -84,7 +84,7 @@ class PagesOfRanks:
             return
         parts = self._awaited[report.number]
         parts.add(report.rank, report.data)
-        if parts.is_ready():  # also if its reader has given up
+        if parts.is_ready():  # even if its reader no longer waits
             del self._awaited[report.number]
             self._on_read()
 

@@ -179,7 +179,7 @@ class RankGroup:
         """Turn an error in a common operation of all ranks into a RankLost if a rank's end caused it."""
         try:
             yield
-        except (RuntimeError, OSError) as error:  # the types of torch's and connections' errors
+        except (RuntimeError, OSError) as error:  # the error types of torch and of connections
             patience = Patience(_REPORT_SECONDS)
             while not (is_lost := self._lost.wait(LOOK_S)) and not patience.is_over():
                 pass
@@ -254,7 +254,7 @@ def _watch(rank_group: weakref.ref[RankGroup], connections: Sequence[Connection]
     while reason is None:
         try:
             ready = cast("list[Connection]", wait(connections, _POLL_SECONDS))
-        except OSError:  # `_end` has closed them
+        except OSError:  # `_end` has closed the connections.
             return
         group = rank_group()
         if group is None:

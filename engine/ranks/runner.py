@@ -58,9 +58,9 @@ class ParallelRunner:
     def load(
         cls,
         config: EngineConfig,
-        kv_bytes_beside: int = 0,
+        draft_kv_bytes: int = 0,
         launcher: WorkerLauncher | None = None,
-        bytes_beside: int = 0,
+        draft_bytes: int = 0,
     ) -> ParallelRunner:
         """Load a model as `load_model` does, on `config.tensor_parallel_size` ranks. Also raises RankLost."""
         launcher, size = launcher or LocalProcesses(), config.tensor_parallel_size
@@ -74,7 +74,7 @@ class ParallelRunner:
         try:
             with rank_group.guarded():
                 ranks = rank_group.join(config, device_name(device), device)
-                runner = load_model(config, kv_bytes_beside, ranks, bytes_beside=bytes_beside)
+                runner = load_model(config, draft_kv_bytes, ranks, draft_bytes=draft_bytes)
                 if isinstance(runner.lower_tier, PageMover):
                     runner.lower_tier.join(rank_group)
                 return cls(runner, rank_group)

@@ -59,7 +59,7 @@ def work(spec: RankSpec, leave: Callable[[], None]) -> None:
         failed = RankFailed(f"rank {spec.rank} failed: {type(error).__name__}: {error}")
         try:
             reports.send(failed)
-        except OSError:  # rank 0 has ended, and so this rank failed
+        except OSError:  # Rank 0 has ended, so this rank failed, too.
             return
         raise
 
@@ -120,7 +120,7 @@ class _Doing:
         if isinstance(work, StepTask):
             self._runner.compute(work.step(self._device))
             return
-        if self._underway is not None:  # It may still copy pages.
+        if self._underway is not None:  # The GPU may still copy pages.
             self._underway.wait()
             self._underway = None
         self._move(work)

@@ -83,4 +83,4 @@ def _end(
 def _work_off(work: queue.SimpleQueue[Launched[T] | None]) -> None:
     while (launched := work.get()) is not None:
         launched.run()
-        del launched  # so that its result does not live until the next work
+        del launched  # Otherwise its result would live until the next work.

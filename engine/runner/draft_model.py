@@ -85,7 +85,7 @@ class DraftModel:
         follower = self._followers.pop(request.request_id, None)
         if follower is not None:
             follower.roll_back()
-            # If it was never extended, the last page of its match has not been copied.
+            # The last page of a match is copied only when the lease is extended.
             num_held = min(follower.num_computed, len(follower.lease.pages) * self._runner.page_size)
             self.cache.finish(follower.lease, request.tokens[:num_held], self._num_calls)
 
@@ -161,7 +161,7 @@ class _Follower:
         """Ask for up to `most` draft tokens. At most `room` tokens of a prompt are computed first."""
         self.most = most
         missing = self.num_known - self.num_computed
-        self.is_filling = missing > most + 1  # More than a step can leave uncomputed.
+        self.is_filling = missing > most + 1  # This is more than a step can leave uncomputed.
         self.num_given = min(missing, room) if self.is_filling else missing
         if most <= 0:
             self.num_given = 0

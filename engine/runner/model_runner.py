@@ -89,9 +89,9 @@ class ModelRunner:
         null_slot = None if states is None else states.null_slot
         self._places = Places(pages.page_size, pages.null_page, null_slot, pages.num_groups)
         self._reader = TokenReader(self.device)
-        self._sampled: torch.Tensor | None = None  # by the last step; the next one may begin with these tokens
+        self._sampled: torch.Tensor | None = None  # sampled by the last step; the next one may begin with these
         self._underway = TokensUnderway(torch.empty(0, dtype=torch.int64), None)  # the same tokens for the host
-        self._empty_page: int | None = None  # to which unused rows and tokens of graphs write
+        self._empty_page: int | None = None  # page for the unused rows and tokens of graphs
         self._decodes: DecodeGraphs | None = None
         self._others: TokenGraphs | None = None
 
@@ -251,14 +251,14 @@ class ModelRunner:
 
     def compute(self, step: PreparedStep) -> StepResult:
         """Run a step whose tensors are on this runner's device. Its copies to the host are then complete."""
-        with torch.inference_mode():  # a decorator would create a new one for each call
+        with torch.inference_mode():  # A decorator would create a new context for each call.
             result = self._compute(step)
             self._copied(step)()
         return result
 
     def _compute(self, step: PreparedStep) -> StepResult:
         stages = StageClock(self.device)
-        before, self._sampled = self._sampled, None  # dropped even if the step fails
+        before, self._sampled = self._sampled, None  # Drop it even if the step fails.
         self._copy_pages(step)
         if step.batch is None:
             stages.wait()

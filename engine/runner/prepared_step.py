@@ -61,7 +61,7 @@ class PreparedStep:
     def of(cls, plan: StepPlan, places: Places, device: torch.device) -> PreparedStep:
         """Read a plan, and update `places` for the plan after it."""
         chunks, sampling = plan.chunks, plan.sampling_chunks
-        before, places.rows = places.rows, {}  # if this fails, no row has the next plan's pending tokens
+        before, places.rows = places.rows, {}  # If this fails, no row has the pending tokens of the next plan.
         ids = np.fromiter(chain.from_iterable([chunk.token_ids for chunk in chunks]), dtype=np.int64)
         ends = accumulate([chunk.num_tokens for chunk in chunks])
         waiting = [

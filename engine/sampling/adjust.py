@@ -19,7 +19,7 @@ from engine.values.sampling_row import SamplingRow
 def is_adjusted(row: SamplingRow) -> bool:
     """Whether `adjust` would change anything."""
     params = row.request.sampling
-    return bool(is_penalized(params) or params.logit_bias or must_go_on(row))
+    return bool(is_penalized(params) or params.logit_bias or must_continue(row))
 
 
 def adjust(logits: torch.Tensor, row: SamplingRow, eos_token_ids: Collection[int]) -> None:
@@ -41,7 +41,7 @@ def adjust(logits: torch.Tensor, row: SamplingRow, eos_token_ids: Collection[int
     if params.logit_bias:
         known = {token: bias for token, bias in params.logit_bias.items() if token < len(logits)}
         logits[_index(list(known), logits)] += torch.tensor(list(known.values())).to(logits)
-    if must_go_on(row):
+    if must_continue(row):
         ends = forbidden_ends(params, eos_token_ids)
         logits[_index([token for token in ends if token < len(logits)], logits)] = -torch.inf
 
@@ -51,7 +51,7 @@ def forbidden_ends(params: SamplingParams, eos_token_ids: Collection[int]) -> se
     return {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
 
 
-def must_go_on(row: SamplingRow) -> bool:
+def must_continue(row: SamplingRow) -> bool:
     """Whether the row's token must not end the request.
 
     False with a grammar, which may allow only an end: `engine.sampling.masks` handles that.

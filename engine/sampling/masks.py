@@ -142,7 +142,7 @@ class GrammarMasks:
         from llguidance import LLExecutor, LLMatcher
         from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
 
-        self._executor = self._executor or LLExecutor()  # It starts threads, so make it only for grammars.
+        self._executor = self._executor or LLExecutor()  # Made only for grammars, because it starts threads.
         guided = [(m, run) for run in runs if isinstance(m := run.constraint.matcher, LLMatcher)]
         plain = [(matcher, run.start) for matcher, run in guided if not run.drafts]
         if plain:
@@ -156,7 +156,7 @@ class GrammarMasks:
 
 
 def _take(run: _RequestRows, first: SamplingRow, masks: Masks, failed: dict[int, GrammarFailure]) -> bool:
-    """Take the mask that a thread has computed; returns whether there was one, or no time for another is left."""
+    """Take the mask that a thread has computed; returns whether there was one, or no time is left for another."""
     pace, mask = run.constraint.pace, None
     if not pace.is_over_budget:
         mask = pace.mask(first.num_output) if pace.is_slow and not run.drafts else None

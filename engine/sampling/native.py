@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from engine.kernels.native import Kernels, SampledRow, Workspace
-from engine.sampling.adjust import forbidden_ends, must_go_on
+from engine.sampling.adjust import forbidden_ends, must_continue
 from engine.sampling.beam_candidates import beam_candidates
 from engine.sampling.masks import Failures, GrammarMasks, Masks
 from engine.sampling.token_counts import TokenCounts, is_penalized
@@ -100,7 +100,7 @@ class NativeSampler:
         """Point a row's struct to its bias and forbidden ends; return the arrays it points to."""
         params, entry = row.request.sampling, table.rows[at]
         edits = {token: bias for token, bias in params.logit_bias.items() if token < vocab_size}
-        if must_go_on(row):
+        if must_continue(row):
             ends = forbidden_ends(params, self._eos)
             edits |= {token: -np.inf for token in ends if token < vocab_size}
         edited, added = np.array([*edits], dtype=np.int32), np.array([*edits.values()], dtype=np.float32)

@@ -16,7 +16,7 @@ import torch
 
 from engine.attention.pinned import on_device
 from engine.kernels.triton import sample
-from engine.sampling.adjust import forbidden_ends, is_adjusted, must_go_on
+from engine.sampling.adjust import forbidden_ends, is_adjusted, must_continue
 from engine.sampling.chooser import draws
 from engine.sampling.token_counts import TokenCounts, is_penalized
 from engine.values.sampling_params import SamplingParams
@@ -66,7 +66,7 @@ class _LogitEdits(NamedTuple):
 def _edits(at: int, row: SamplingRow, eos_token_ids: Collection[int], vocab_size: int) -> _LogitEdits:
     """Return the bias and the forbidden ends of row `at`, one entry per token."""
     biases = dict(row.request.sampling.logit_bias)
-    if must_go_on(row):
+    if must_continue(row):
         biases |= dict.fromkeys(forbidden_ends(row.request.sampling, eos_token_ids), -np.inf)
     known = {token: bias for token, bias in biases.items() if token < vocab_size}
     return _LogitEdits(

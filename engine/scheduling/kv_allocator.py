@@ -23,10 +23,10 @@ from engine.scheduling.waiting_queue import WaitingQueue, precedence
 from engine.tenants.tenant_shares import to_give_way
 from engine.values.request import Request, Status
 
-# Tokens by which a preempted request, and all running ones, must have room to grow before it is admitted again:
-# twice this after the first preemption.
+# A preempted request is admitted again when it and all running ones have room to grow by some tokens: twice this
+# number after the first preemption.
 _GROWTH = 8
-# A tenant that shares the engine leaves one row in so many, and one page in so many, free for the others.
+# A tenant that shares the engine leaves one of this many rows, and one of this many pages, free for the others.
 _LEFT_TO_OTHERS = 16
 
 
@@ -72,9 +72,9 @@ class KVAllocator:
         """Prompts that the last step deferred because another one computes their beginning."""
         self._max_running = max_running
         self._budget = budget
-        self._num_rows = 0  # of all running requests together
+        self._num_rows = 0  # that all running requests use together
         self._leaves_room: str | None = None
-        self._promised: dict[int, int] = {}  # growth -> pages promised to the running requests, while it is known
+        self._promised: dict[int, int] = {}  # growth -> pages promised to running requests, where known
 
     def begin_step(self, *, is_in_flight: bool, leaves_room: str | None = None) -> None:
         """Begin to plan a step. Requests of the tenant `leaves_room` leave its last rows and pages free, so that
@@ -124,7 +124,7 @@ class KVAllocator:
             if exchange is None:
                 break
             request, victims = exchange
-            if self._would_fit(request, ()):  # no wait behind larger ones of the tenant with most rows
+            if self._would_fit(request, ()):  # It need not wait behind larger ones of that tenant.
                 started = self._start_if_it_fits(step, request, now) is AdmissionOutcome.STARTED
             else:
                 started = self._preempt_for(step, request, victims, now)
@@ -202,7 +202,7 @@ class KVAllocator:
             match = self.cache.match_bare(request.namespace, request.looked_up, num_reached, now)
         lease = self.cache.lock(match, priority=request.priority)
         has_room = self._has_room(request, lease)
-        # If the host has the page in which the match ends, that page need not be copied, and may be one too many.
+        # If the host has the page in which the match ends, no copy of it is needed; a copy may also not fit.
         if num_reached > match.length or not has_room:
             lease = self._without_copy(lease, match, num_reached, request.priority, now)
             has_room = self._has_room(request, lease)
@@ -211,7 +211,7 @@ class KVAllocator:
                 self.cache.finish(lease, [], now)
                 self.host.release(request.request_id)
                 return AdmissionOutcome.NO_MEMORY
-            self.cache.reset()  # It fits by itself, except for pages that other requests extended.
+            self.cache.reset()  # Only pages that other requests extended prevent it from fitting.
         self.waiting.remove(request)
         self._start(request, lease, min(prefix.num_reusable, lease.num_cached), now)
         request.lease = lease
@@ -222,7 +222,7 @@ class KVAllocator:
         return AdmissionOutcome.STARTED
 
     def _without_copy(self, lease: Lease, match: Match, num_reached: int, priority: int, now: float) -> Lease:
-        """Return a lease without the tokens that are to be copied.
+        """Return a lease without the tokens whose page would have to be copied.
 
         Models with resume points can resume only at the end of the match. They would lose the whole match, so they
         give it up only where nothing else runs, or where host memory has a later resume point.
@@ -278,7 +278,7 @@ class KVAllocator:
     def grow_beams(self, step: StepBuilder, request: Request, now: float) -> bool:
         """Make the pages of all beams cover their tokens, or of none; False when all have to skip this step."""
         while sum([self._pages_after(beam, beam.lease, 0) for beam in request.beams]) > self.cache.available:
-            # Even evicting everything frees too little. After it, though, the search may need fewer pages.
+            # Evicting everything frees too little, but the search may need fewer pages afterwards.
             if not self.cache.evict(self.cache.num_pages, now) and not self._make_room(step, request, now):
                 if self.running == [request] and not self.is_in_flight and not self.cache.account().lent:
                     self._start_over(step, request, now)
@@ -292,7 +292,7 @@ class KVAllocator:
         return True
 
     def _start_over(self, step: StepBuilder, request: Request, now: float) -> None:
-        """Restart the only running search, which lacks pages: without the pages in the tree it has enough."""
+        """Restart the only running search, which lacks pages: it has enough when the tree keeps no pages."""
         self._preempt(step, request, now)
         self.cache.reset()
 
@@ -438,7 +438,7 @@ class KVAllocator:
         self._leave(request)
         step.preempted.append(request)
         prefix = self.cache.find(request.namespace, request.looked_up)
-        self._enqueue(request, prefix)  # at its old position, which it keeps
+        self._enqueue(request, prefix)  # at its old position
 
     def _release_pages(self, request: Request, now: float, keep: bool) -> None:
         beam_group.end(self.cache, request, now)

@@ -16,7 +16,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
-# With fewer tokens, a prompt's progress is not worth the step's fixed cost, and a step says little about the rate.
+# With fewer tokens, the step's fixed cost exceeds its progress, and the rate cannot be measured well.
 _MIN_TOKENS = 16
 # One delayed step does not move the median of this many paces.
 _NUM_PACES = 9
@@ -56,20 +56,20 @@ class PrefillBudget:
         self._max_tokens = max_step_tokens
         self._max_seconds = math.inf if max_step_seconds is None else max_step_seconds
         self._max_stretch = max_stretch
-        self._decodes = _RunningFit(1.0)  # seconds of steps that only decode, over the number of decodes
+        self._decodes = _RunningFit(1.0)  # seconds of decode-only steps, by the number of decodes
         # Seconds per prompt token in steps with decodes, over tokens of context and 1 / prompt tokens of the step.
         self._pace = _RunningFit(64.0, 1 / 2048)
-        self._sizes: deque[int] = deque(maxlen=_NUM_PACES)  # prompt tokens of the steps that `_pace` was fitted to
-        self._since_decodes = 0  # steps
+        self._sizes: deque[int] = deque(maxlen=_NUM_PACES)  # prompt tokens of the steps behind `_pace`
+        self._since_decodes = 0  # steps since one without prompts
         self._num_samples = 0  # consecutive steps without prompts that measure decodes
-        self._last = Room(0)  # of the last planned step
+        self._last = Room(0)  # room of the last planned step
         self._debt = 0.0  # seconds that prompts added to steps beyond their share
         # Seconds per prompt token of the last steps, decodes included, without the first step, which is slow.
         self._paces: deque[float] = deque(maxlen=_NUM_PACES)
         self._is_first = True
-        self._beside = _Beside(self._decodes, max_step_tokens, max_stretch)
-        self._above_share = _Beside(self._decodes, max_step_tokens, max_stretch)
-        self._saved = 0.0  # more seconds that deferrable prompts may take
+        self._deferrable = _ExtraDecodes(self._decodes, max_step_tokens, max_stretch)
+        self._above_share = _ExtraDecodes(self._decodes, max_step_tokens, max_stretch)
+        self._saved = 0.0  # seconds that deferrable prompts may still use
         self._shortest = math.inf  # seconds of a step without prompts
         self.prefill_rate = 0.0
         """Prompt tokens per second of steps that prefill, decodes included; 0 until there was one.
@@ -108,17 +108,17 @@ class PrefillBudget:
         """Seconds of a step without prefill; 0 until there was one."""
         return self._decodes.mean
 
-    def num_beside(self, num_decodes: int, *, is_brief: bool) -> int:
+    def num_deferrable_decodes(self, num_decodes: int, *, is_brief: bool) -> int:
         """Return how many deferrable requests may decode in a step in which others decode, on average. Without
         others, as many as fit into the longest step, or into a brief one, which delays newcomers less.
         """
         if not num_decodes:
             return self.num_in_brief_step() if is_brief else self._decodes_within(self._max_seconds)
-        return self._beside.num(num_decodes)
+        return self._deferrable.num(num_decodes)
 
     def num_in_brief_step(self) -> int:
         """Return how many requests may decode in a step that delays newcomers only a little."""
-        # Steps that were measured with few say little about many.
+        # Times measured with few decodes do not predict those with many.
         most = 2 * int(self._decodes.center) + 1
         return min(most, self._decodes_within(self._brief_seconds))
 
@@ -142,10 +142,10 @@ class PrefillBudget:
             return max(1, int(min((seconds - fit.start) / fit.slopes[0], self._max_tokens)))
         if fit.mean <= seconds:
             return self._max_tokens
-        return max(1, int(fit.center * seconds / fit.mean))  # Steps of one size do not determine the slope.
+        return max(1, int(fit.center * seconds / fit.mean))  # one size of step gives no slope
 
     def deferrable_room(
-        self, num_decodes: int, num_prompts: int, *, is_beside_others: bool, is_brief: bool = False
+        self, num_decodes: int, num_prompts: int, *, has_others: bool, is_brief: bool = False
     ) -> Room:
         """Return the room that a step without other prompts has for `num_prompts` deferrable ones. Even without
         decodes it is no longer than others' steps, or brief, because it delays newcomers.
@@ -153,7 +153,7 @@ class PrefillBudget:
         longest = self._brief_seconds if is_brief else self._max_seconds
         if num_decodes == 0 and self.prefill_rate and longest < math.inf:
             return Room(min(self._max_tokens, max(_MIN_TOKENS, int(longest * self.prefill_rate))))
-        if not is_beside_others:
+        if not has_others:
             room = self.room(num_decodes, num_prompts)
             if is_brief:
                 room.seconds = min(room.seconds, longest)
@@ -195,7 +195,7 @@ class PrefillBudget:
                 return self._last
             over = max(0.0, fixed - allowed)
             seconds = min(left, max(allowed - fixed, fixed))
-        # A pace measured in small steps says little about large ones, and at first there is none; but steps with
+        # A pace measured in small steps does not predict large ones, and at first there is none; but steps with
         # only prompts may have shown how many tokens fit in this time.
         reach = max(4 * _MIN_TOKENS, 2 * max(self._sizes, default=0), int(seconds * self.prefill_rate))
         self._last = Room(min(tokens, reach), seconds, self._pace.start, self._pace.slopes[0], over)
@@ -256,14 +256,14 @@ class Room:
         return int(min(2 * seconds / (first + math.sqrt(first**2 + 2 * self.slope * seconds)), self.tokens))
 
 
-class _Beside:
+class _ExtraDecodes:
     """Limits how many more requests decode in a step, so that the others are only a little slower."""
 
     def __init__(self, decodes: _RunningFit, most: int, max_stretch: float | None) -> None:
         """`decodes` fits the measured seconds of steps over their decodes."""
         self._decodes, self._most, self._max_stretch = decodes, most, max_stretch
         self._num, self._since_without = 0, _OTHERS_ONLY_EVERY
-        self._unused = 0.0  # more seconds that they may take
+        self._unused = 0.0  # seconds that these requests may still use
 
     def num(self, num_decodes: int) -> int:
         """Return how many may decode with `num_decodes` others in the next step; in some steps none, to measure
@@ -279,11 +279,11 @@ class _Beside:
         if fit.tells_slope:
             allowed = share * fit.at(num_decodes)
             per_decode = max(fit.slopes[0], allowed / self._most)
-        else:  # Steps of one size do not determine the slope: it is at most this.
+        else:  # One size of step gives no slope, only this upper bound.
             per_decode = fit.mean / fit.center
             allowed = share * num_decodes * per_decode
         self._unused = min(self._unused, per_decode) + allowed
-        # Steps that were measured with few of them say little about many.
+        # Times measured with few of them do not predict those with many.
         most = max(0, int(2 * self._decodes.center) + 1 - num_decodes)
         self._num = min(int(self._unused / per_decode), 2 * self._num + 1, most)
         self._unused -= self._num * per_decode
@@ -295,16 +295,16 @@ class _RunningFit:
 
     _DECAY = 0.9
     _MAX_RATIO = 2.0  # A point higher than this multiple of the fit was delayed by something else.
-    _ROUNDS = 6  # of coordinate descent, which finds the slopes
+    _ROUNDS = 6  # rounds of coordinate descent, which finds the slopes
 
     def __init__(self, *spreads: float) -> None:
-        """`spreads`, one for each x: points whose x differ by less say nothing about its slope."""
+        """`spreads`, one for each x: points whose x differ by less do not determine its slope."""
         size = len(spreads)
         self._ridge = [spread**2 for spread in spreads]
         self._weight = 0.0
         self._means = [0.0] * size
         self._products = [[0.0] * size for _ in range(size)]  # covariances of one x with another
-        self._covariances = [0.0] * size  # of an x with y
+        self._covariances = [0.0] * size  # covariance of each x with y
         self.mean = 0.0
         """Mean of the points' y."""
         self.slopes = [0.0] * size

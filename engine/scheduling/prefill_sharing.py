@@ -47,7 +47,7 @@ class PrefillSharing:
         waiting = allocator.waiting
         queues: dict[str, list[Request]] = {name: [] for name in waiting.queues}
         for prompt in step.prompts:
-            if prompt.status is Status.RUNNING:  # else it was preempted
+            if prompt.status is Status.RUNNING:  # otherwise it was preempted
                 queues.setdefault(prompt.queue_position.queue, []).append(prompt)
         self._turns.take_part(queues)
         if not queues:
@@ -72,15 +72,15 @@ class PrefillSharing:
                 queue = open_queues[name] = _Queue(
                     prompts, Counter(request.tenant for request in allocator.running)
                 )
-            is_alone = len(open_queues) == 1
-            most = room.tokens if is_alone else min(room.tokens, math.ceil(self._turns.credit(name)))
+            is_only_queue = len(open_queues) == 1
+            most = room.tokens if is_only_queue else min(room.tokens, math.ceil(self._turns.credit(name)))
             used = queue.take(shares, most)
             self._turns.charge(name, used)
-            if is_alone:  # no other queue wants the turns with which it pays its debt
+            if is_only_queue:  # No other queue would use the turns in which it pays its debt.
                 self._turns.turn(among=open_queues)
             if used < most:
                 del open_queues[name]  # none of its prompts can use more
-            if not shares.has_memory:  # nor can queues in which all prompts wait for admission
+            if not shares.has_memory:  # queues whose prompts all wait for admission cannot, either
                 open_queues = {name: queue for name, queue in open_queues.items() if queue or queues[name]}
 
     def charge(self, chunks: Iterable[Chunk]) -> None:

@@ -124,7 +124,7 @@ class Scheduler:
         self.allocator.welcome(request, now)
         last = request.tokens[-1]
         if request.num_resumed and (reason := self._finish_reason(request, last, request.num_tokens)):
-            # Its previous engine was lost after the last token and before it reported the end.
+            # Its previous engine was lost between its last token and the report that the request had ended.
             self._ending[request.request_id] = reason
 
     def abort(self, request_id: str) -> None:
@@ -186,12 +186,12 @@ class Scheduler:
             num_tokens = len(request.tokens)
             if num_tokens - request.num_planned > 1 and not request.beams:
                 step.prompts.append(request)
-            elif num_tokens < request.longest or request.beams:  # else the step in flight samples its last token
+            elif num_tokens < request.longest or request.beams:  # else a step in flight samples its last token
                 (step.deferrable if request.is_deferrable else urgent).append(request)
         self._decode(step, self._with_shares(step, urgent, now), now)
         if step.deferrable and not self._num_urgent_prompts(step):
-            num_beside = self._budget.num_beside(len(step.chunks), is_brief=self._sharers.were_urgent(now))
-            self._decode(step, step.deferrable[:num_beside], now)
+            count = self._budget.num_deferrable_decodes(len(step.chunks), is_brief=self._sharers.were_urgent(now))
+            self._decode(step, step.deferrable[:count], now)
 
     def _with_shares(self, step: StepBuilder, decodes: list[Request], now: float) -> list[Request]:
         """Return the requests that decode in this step, of one or several tenants, in order of precedence."""
@@ -200,13 +200,13 @@ class Scheduler:
         self._num_planned += 1
         others = itertools.chain(step.prompts, self.waiting) if self._sharers.are_several else ()
         shares = within_shares(decodes, others, self._num_planned)
-        if shares is None:  # the others are likely to return, and would wait for this step
+        if shares is None:  # The others probably return, and would wait for this step.
             count = self._budget.num_in_brief_step()
             return sorted(in_turn(decodes, count, self._num_planned * count), key=precedence)
         within, beyond = shares
         if beyond:
             within += beyond[: self._budget.num_above_share(len(within))]
-            within.sort(key=precedence)  # so that the last in order are preempted first
+            within.sort(key=precedence)  # because those last in order are preempted first
         return within
 
     def _decode(self, step: StepBuilder, requests: Sequence[Request], now: float) -> None:
@@ -219,7 +219,7 @@ class Scheduler:
         num_tokens = sum([chunk.num_tokens for chunk in step.chunks]) + len(decodes)
         proposals = self.speculator.propose(decodes, self._max_step_tokens - num_tokens)
         for request, drafts in zip(decodes, proposals, strict=True):
-            if request.status is Status.RUNNING:  # otherwise it was preempted for one before it
+            if request.status is Status.RUNNING:  # otherwise an earlier one preempted it
                 self._place(step, request, 1, now, drafts)
 
     def _num_urgent_prompts(self, step: StepBuilder) -> int:
@@ -228,7 +228,7 @@ class Scheduler:
         num_prompts = num_running + self._num_startable(len(self.waiting) - self.waiting.num_deferrable)
         if num_prompts < 2 or not self._sharers.are_several:
             return num_prompts
-        # Where others wait, all prompts of one tenant together slow steps down by no more than one of them.
+        # While others wait, all prompts of one tenant together may slow steps down as much as one prompt.
         prompts = itertools.chain(step.prompts, self.waiting)
         return min(num_prompts, len({prompt.tenant for prompt in prompts if not prompt.is_deferrable}))
 
@@ -243,18 +243,18 @@ class Scheduler:
         if num_prompts or not num_deferrable:
             room = self._budget.room(num_decodes, num_prompts)
         else:
-            is_beside = any(not chunk.request.is_deferrable for chunk in step.chunks)
+            has_others = any(not chunk.request.is_deferrable for chunk in step.chunks)
             room = self._budget.deferrable_room(
                 num_decodes,
                 num_deferrable,
-                is_beside_others=is_beside,
+                has_others=has_others,
                 is_brief=self._sharers.were_urgent(now),
             )
         shares = self._sharing.share(step, self.allocator, room, now)
         for prompt, num_tokens in shares.items():
             if prompt.status is not Status.RUNNING or not self._place(step, prompt, num_tokens, now):
                 self._sharing.give_back(prompt, num_tokens)
-        if not step.chunks:  # steps for which other prompts would wait
+        if not step.chunks:  # No other prompt waits for this step.
             self._decode(step, step.deferrable, now)
 
     def _place(
@@ -298,7 +298,7 @@ class Scheduler:
         """Apply the result of the oldest step in flight, which took `seconds`; returns its requests' deltas."""
         self.allocator.host.copied(plan)
         events, token_ids, scores = [], list(result.token_ids), result.prompt_logprobs
-        found: dict[Request, list[TokenLogprobs | None]] = {}  # by beam search, the candidates of its beams
+        found: dict[Request, list[TokenLogprobs | None]] = {}  # search -> the candidates of its beams
         counts = itertools.repeat(1) if result.counts is None else iter(result.counts)
         first = 0
         for chunk in plan.chunks:
@@ -388,9 +388,9 @@ class Scheduler:
             request.first_token_at = now
         reported = None if logprobs[0] is None else [each for each in logprobs[: len(tokens)] if each is not None]
         if reason is not None:
-            del request.tokens[num_tokens:]  # drops the token that a step in flight samples for it
+            del request.tokens[num_tokens:]  # including a token that a step in flight samples
             return self._end(request, reason, now, tokens=tokens, logprobs=reported)
-        _has_mask(request)  # starts to compute it while the next step is planned
+        _has_mask(request)  # Begin to compute it while the next step is planned.
         timings = None
         if request.num_preemptions_reported != request.num_preemptions:
             request.num_preemptions_reported, timings = request.num_preemptions, request.timings(now)
@@ -454,7 +454,7 @@ class Scheduler:
         del self._requests[request.request_id]
         self._sharers.remove(request)
         self._ending.pop(request.request_id, None)
-        self._num_finished += reason != "error"  # failing quickly is no sign of speed
+        self._num_finished += reason != "error"  # errors do not count as throughput
         return StreamDelta(
             request.request_id,
             tokens or [],

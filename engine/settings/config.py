@@ -24,7 +24,7 @@ WindowedKV = Literal["auto", "on", "off"]
 GPU_DEFAULTS: Mapping[str, Any] = {"kv_memory_share": 0.9, "max_step_tokens": 8192}
 """Defaults on a GPU, for servers (`deployments/config/chosen.py`) and for `LLM`. Steps are measured there before
 KV pages take their share of the rest (`engine/loading/step_memory.py`)."""
-# Eleven days. In practice priorities then do not age, and a float still distinguishes seconds of a clock.
+# Eleven days. Priorities then hardly age, and a float still distinguishes a clock's seconds.
 _LONGEST_HALF_LIFE_S = 1e6
 
 

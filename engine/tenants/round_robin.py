@@ -78,7 +78,7 @@ class DeficitRoundRobin:
         account.credit = min(account.credit, 0.0)
         account.left_at = self._round
         if not self._active:
-            self._accounts.clear()  # debts too: they are owed to names that take part
+            self._accounts.clear()  # including debts, which are owed to active names
 
     def take_part(self, names: Collection[str]) -> None:
         """Let exactly these names take part from now on."""

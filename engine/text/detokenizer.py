@@ -276,9 +276,9 @@ class WindowDecoder:
         self.is_open = num_open > 0
         if num_open == 0 and not certain:
             if self._shown or num_before > _KEPT_WINDOW:
-                del self._ids[num_before:]  # a token without text is no context
+                del self._ids[num_before:]  # A token without text gives no context.
         elif num_open == 0:
-            if context := self._text(self._ids[self._whole_end :]):  # without any, the next word would be first
+            if context := self._text(self._ids[self._whole_end :]):  # else the next word would count as the first
                 self._window_start, self._whole_end, self._shown = self._whole_end, len(self._ids), context
         elif len(self._ids) - self._window_start > _MAX_WINDOW:
             self._shorten(window[len(window) - num_open :])

@@ -61,7 +61,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
             _check_added(directory)
         with panics_as_errors():
             tokenizer = _of_gguf(directory) if from_gguf else _load(directory)
-            if not tokenizer.encode(_TRIAL, add_special_tokens=False):  # some classes need no file
+            if not tokenizer.encode(_TRIAL, add_special_tokens=False):  # Some classes need no file.
                 raise ValueError("its vocabulary is empty")
         if not tokenizer.chat_template and not from_gguf:
             tokenizer.chat_template = _processors_template(directory)
@@ -117,7 +117,7 @@ def _load(directory: Path) -> Tokenizer:
         from transformers.tokenization_utils_tokenizers import TokenizersBackend  # half a second to import
 
         return cast(Tokenizer, TokenizersBackend.from_pretrained(str(directory), **options))
-    from transformers import AutoTokenizer  # another second: it imports torch
+    from transformers import AutoTokenizer  # This takes another second, because it imports torch.
 
     return cast(Tokenizer, AutoTokenizer.from_pretrained(str(directory), **options))
 

@@ -99,7 +99,7 @@ class BeamSearch:
                 self._finish(outputs[candidate.beam], candidate)
         del running[self.params.width :]
         self.scores = [candidate.score for candidate in running]
-        return running if self._goes_on() else []
+        return running if self._can_improve() else []
 
     def _finish(self, output: Sequence[int], last: BeamCandidate) -> None:
         self.ended.append(last.beam)
@@ -109,7 +109,7 @@ class BeamSearch:
         self.finished.sort(key=lambda hypothesis: -hypothesis.score)
         del self.finished[self.params.width :]
 
-    def _goes_on(self) -> bool:
+    def _can_improve(self) -> bool:
         """Whether a running beam could still become one of the finished hypotheses."""
         if not self.scores or len(self.finished) < self.params.width:
             return bool(self.scores)

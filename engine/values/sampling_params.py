@@ -194,8 +194,8 @@ def _is_int(value: object) -> bool:
 
 def _in(value: object, low: float, high: float) -> bool:
     """Whether `value` is a finite number in [low, high]; NaN is in no range."""
-    if type(value) is float:  # nearly always; infinity and NaN fail the comparison
+    if type(value) is float:  # The usual case; infinity and NaN fail the comparison.
         return low <= value <= high
-    if isinstance(value, bool) or not isinstance(value, (int, float)):  # a union is slower
+    if isinstance(value, bool) or not isinstance(value, (int, float)):  # A union would be slower.
         return False
     return math.isfinite(value) and low <= value <= high

@@ -131,7 +131,7 @@ class Grafana:
 
 def _how_to_install() -> str:
     return (
-        "publishing needs grafana-client, which must not be installed beside Ray because it replaces urllib3. "
+        "publishing needs grafana-client, which must not be installed next to Ray because it replaces urllib3. "
         "Create an environment for it, and run the command there:\n"
         "  python3 -m venv raydix-publisher\n"
         f"  raydix-publisher/bin/pip install -r {REQUIREMENTS}\n"

@@ -118,7 +118,7 @@ class Publisher:
         if latest and not str(latest.get("message", "")).startswith(MESSAGE):
             raise GrafanaError(
                 f"{wanted['title']!r} was edited in Grafana (version {latest['version']}, by "
-                f"{latest.get('createdBy') or 'somebody'}): save a copy under another name there, or overwrite it "
+                f"{latest.get('createdBy') or 'another user'}): save a copy under another name, or overwrite it "
                 "with --force"
             )
 

@@ -104,8 +104,8 @@ class FetchSources:
         )
 
     def _peers(self, overlap: Overlap, reach: Callable[[str, int], int]) -> list[Source]:
-        """Return the deepest holders that lend, by their own reports: KV that a replica is about to compute
-        is not there yet.
+        """Return the deepest holders that lend. Only their own reports count: KV that a replica is about to
+        compute is not there yet.
         """
         lenders, rate = self._fleet.lenders(), self._fleet.fetch_rate()
         if not lenders or not rate:
@@ -135,7 +135,7 @@ class FetchSources:
         if fetch is None:
             return None
         address = self._fleet.lenders().get(fetch.source.name)
-        if address is None and not is_store(fetch.source.name):  # it has left since
+        if address is None and not is_store(fetch.source.name):  # The source has left meanwhile.
             return None
         self._transfers.update(_ends(fetch.source.name, replica))
         planned = PlannedFetch(fetch.source.name, address, fetch.source.tokens, fetch.tokens)
@@ -157,7 +157,7 @@ class FetchSources:
 
 
 def _ends(source: str, reader: str) -> tuple[str, ...]:
-    """Return the owners of the bandwidth that a transfer uses. For files it is only the reader's, which was
-    measured with other readers' transfers in progress.
+    """Return the owners of the bandwidth that a transfer uses. For files this is only the reader, whose
+    rate was measured during other readers' transfers.
     """
     return (reader,) if is_store(source) else (source, reader)

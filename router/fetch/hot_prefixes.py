@@ -93,7 +93,7 @@ class HotPrefixes:
         self._half_life = half_life_s
         self._root = _BlockRun(None, Namespace(""), array("Q"))
         self._num_blocks = 0
-        self._epoch: float | None = None  # when a use weighs 1
+        self._epoch: float | None = None  # the time at which a use weighs 1
 
     @property
     def num_tokens(self) -> int:
@@ -244,7 +244,7 @@ class HotPrefixes:
             assert run.tokens is not None
             token_ids += run.tokens[: taken[run] * self.block_tokens]
             if run is last or run not in is_told:
-                # In floating point a sum of parts may slightly exceed the whole.
+                # Rounding may make the sum of the parts slightly larger than the whole.
                 uses.append((len(token_ids), max(0.0, run.weight - used_further[run]) * per_second))
                 is_told.add(run)
         return HotPrefix(last.namespace, token_ids, tuple(uses))

@@ -26,7 +26,7 @@ class Pools:
     """Chooses the pool of replicas for each prompt of one deployment."""
 
     def __init__(self, fleet: Fleet, above_tokens: int | None) -> None:
-        """`above_tokens`: more tokens to compute than this go apart; None: as many as take `WORTH_S`."""
+        """Prompts with more uncached tokens go to prefill replicas; None: those that take `WORTH_S` go there."""
         self._fleet, self._above_tokens = fleet, above_tokens
 
     def choose(

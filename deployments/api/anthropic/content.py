@@ -218,7 +218,7 @@ def taken_message(given: object, ignored: IgnoredFields, path: str) -> object:
 
 
 def _is_of_server(kind: str, block: Mapping[str, Any]) -> bool:
-    """Whether only Anthropic's server writes a block of an answer, which has no text to be read."""
+    """Whether a block of an answer is one that only Anthropic's server writes, without text for the model."""
     return kind not in (*_KINDS, "image", "document") and _text_in(kind, block) is None
 
 
@@ -242,7 +242,7 @@ def _readable(block: Any, ignored: IgnoredFields, path: str) -> object:
 
 
 def _text_in(kind: str, block: Mapping[str, Any]) -> str | None:
-    """Return the text that a block of another type consists of; None if it is more than text."""
+    """Return the text of a block of another type; None if it has more than text."""
     if kind == "tool_reference":
         content = block.get("tool_name")
     elif kind == "document":

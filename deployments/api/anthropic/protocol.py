@@ -106,7 +106,7 @@ Label = Annotated[Any, Field(default=None, description=_LABEL)]
 
 
 def _name_those_of_answers(schema: dict[str, Any]) -> None:
-    """Describe the fields that counting takes with any value: clients send the body that they want answered."""
+    """Describe the fields whose values counting ignores, because clients send the whole body of a request."""
     for name in sorted(of_answers()):
         schema["properties"].setdefault(name, {"description": _LABEL})
 

@@ -84,10 +84,10 @@ _Parser = Callable[[dict[str, Any], Limits], tuple[T, Sequence[str]]]
 """Reads a body: returns a request, and the names of ignored fields to be shown."""
 
 
-def create_app(service: ApiService, *, at_once: bool = False, room: Workroom | None = None) -> ASGIApp:
+def create_app(service: ApiService, *, is_eager: bool = False, room: Workroom | None = None) -> ASGIApp:
     """Create the HTTP API of one service: the endpoints, and the layers around them.
 
-    The router is created with the first request that needs it, or `at_once`, so that no request waits for it.
+    The router is created for the first request that needs it; with `is_eager` now, so that no request waits.
     `room` is shared with the API that this one replaces; None: with none.
     """
     room = room or Workroom(service)
@@ -102,7 +102,7 @@ def create_app(service: ApiService, *, at_once: bool = False, room: Workroom | N
         **{path: endpoints.pooled(kind) for path, kind in POOLED.items()},
     }
     rest = HotPaths(partial(_router, service, endpoints), hot)
-    if at_once:
+    if is_eager:
         rest.make()
     app: ASGIApp = rest
     if service.max_open is not None:
@@ -339,7 +339,7 @@ class _Endpoints:
                 record.is_handed_over = True
                 return answer
             exchange = Exchange(self._service.limits, made, record, name, hints, caller, self._room.pace)
-            del made  # it has the request's texts, and is not kept for as long as the answer takes
+            del made  # The body has the request's texts: free it now, not when the answer ends.
             return await until_disconnect(request.scope, request.receive, exchange.respond())
         except RateLimited as error:
             record.refused(error)

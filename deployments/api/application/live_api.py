@@ -19,11 +19,11 @@ class LiveApi:
     def __init__(self, service: ApiService) -> None:
         self.service = service
         self._room = Workroom(service)
-        self._app: ASGIApp = create_app(service, at_once=True, room=self._room)
+        self._app: ASGIApp = create_app(service, is_eager=True, room=self._room)
 
     async def take_over(self, service: ApiService) -> None:
         """Answer the requests that come from now on as this service."""
-        app = await asyncio.to_thread(create_app, service, at_once=True, room=self._room)
+        app = await asyncio.to_thread(create_app, service, is_eager=True, room=self._room)
         self._room.take_over(service)
         self.service, self._app = service, app
 

@@ -39,7 +39,7 @@ class WrittenNumber(Number):
         """The nearest number that Python has; None where it has none."""
         try:
             number = int(self._text) if _is_int(self._text) else float(self._text)
-        except ValueError:  # Python refuses to convert thousands of digits
+        except ValueError:  # Python refuses to convert numbers of thousands of digits
             return None
         return None if number in (math.inf, -math.inf) else number
 

@@ -35,7 +35,7 @@ def working_for() -> str:
 async def off_loop(work: Callable[[], T]) -> T:
     """Do work in a thread when it is the tenant's turn, and return its result or raise its exception."""
     share = _share.get()
-    if share is None:  # called by a program, without a service around
+    if share is None:  # called by a program, outside a service
         return await asyncio.to_thread(work)
     threads, tenant = share
     return await threads.run(tenant, work)

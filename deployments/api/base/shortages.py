@@ -38,7 +38,7 @@ _SHORTAGES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), _DESCRIPTORS),
     **dict.fromkeys((errno.ENOMEM, errno.EAGAIN), _MEMORY),
     **dict.fromkeys((errno.EIO, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENXIO, errno.ENOTDIR), _FAILS),
-    **dict.fromkeys((errno.ESTALE, errno.ENOLCK, errno.EHOSTDOWN, errno.ETIMEDOUT), _FAILS),  # a network's disk
+    **dict.fromkeys((errno.ESTALE, errno.ENOLCK, errno.EHOSTDOWN, errno.ETIMEDOUT), _FAILS),  # a network disk
 }
 
 

@@ -77,13 +77,13 @@ async def _calls_grammar(
     schemas = sum(len(exact_json.encode(function.parameters)) for function in tools.callable)
     at_most(
         limits, "max_grammar_bytes", "tools", schemas, unit
-    )  # the grammar, which takes longer to make, has more
+    )  # The grammar is larger, and takes longer to make.
     try:
         grammar = answer_grammar(schema, tools, spec, served.codec.special_id, budget)
         at_most(limits, "max_grammar_bytes", "tools", len(grammar.source.encode()), unit)
         return grammar if served.grammars is None else await served.grammars.check(grammar)
     except InvalidGrammar as error:
-        if not isinstance(error, TooComplex):  # checking each function might take as long
+        if not isinstance(error, TooComplex):  # Checking each function might take as long.
             await _blame(served, tools)
         raise unusable("tools", error) from None
     except Overloaded as error:
@@ -93,8 +93,8 @@ async def _calls_grammar(
 async def _blame(served: ServedModel, tools: RequestedTools) -> None:
     """Raise `ApiError` for the first function whose schema cannot be enforced, if there is one."""
     for function in tools.callable:
-        alone = Grammar("json_schema", json.dumps(arguments_schema(function, tools.closes_objects)))
-        await check_grammar(served.grammars, alone, f"{tools.offered.places[function.name]}.parameters")
+        single = Grammar("json_schema", json.dumps(arguments_schema(function, tools.closes_objects)))
+        await check_grammar(served.grammars, single, f"{tools.offered.places[function.name]}.parameters")
 
 
 def _schema(form: Grammar | None) -> dict[str, Any] | None:

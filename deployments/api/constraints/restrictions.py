@@ -43,7 +43,7 @@ async def _without_words(
     pattern = "|".join("".join(map(_character, word.strip())) for word in words)
     at_most(limits, "max_grammar_bytes", "bad_words", len(pattern), "bytes")
     specials = _ranges(special_ids)
-    # No text follows another one directly, or a word could be divided between them.
+    # No text may follow another directly, because a word could then be divided between them.
     more = f" (special+ TEXT)* special*\nspecial: <[{specials}]>" if specials else ""
     source = f"start: TEXT?{more}\nTEXT: /(?s:.)+/ & ~/(?s:.*)({pattern})(?s:.*)/"
     return await check_grammar(checker, Grammar("lark", source), "bad_words")
@@ -55,7 +55,7 @@ def _of_tokens(limits: Limits, card: ModelCard, request: ChatRequest | Completio
         raise invalid("allowed_token_ids is empty; it needs at least one token.", "allowed_token_ids")
     in_vocabulary("allowed_token_ids", ids, card.vocab_size)
     if card.eos_token_ids.isdisjoint(ids) and (request.stop or request.stop_token_ids):
-        # Without an end of the model's own, only `max_tokens` may end the answer: see `never_ends`.
+        # If the model has no end token, only `max_tokens` may end the answer: see `never_ends`.
         raise invalid(
             "allowed_token_ids has no token with which the model ends its answer, so it cannot be combined with "
             "stop or stop_token_ids; add one.",

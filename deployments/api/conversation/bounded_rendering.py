@@ -111,8 +111,8 @@ def _check_width(*values: object) -> None:
 
 
 def _size(value: Any) -> int:
-    """Return how many characters a value has, with all values in it, each as often as it occurs. Counting ends
-    above the bound, so a value that contains itself is above it.
+    """Return how many characters a value has, with all values in it, each as often as it occurs. Counting stops
+    above the bound, so it also ends for a value that contains itself.
     """
     budget = _budget.get()
     size, count, stack = 0, 0, [value]
@@ -138,7 +138,7 @@ def _fields(namespace: Namespace) -> dict[str, Any]:
     return object.__getattribute__(namespace, "_Namespace__attrs")  # type: ignore[no-any-return]
 
 
-# --- what may make more than it is given ---------------------------------------------------------------------
+# --- operations whose results may be larger than their inputs ------------------------------------------------
 
 
 def _of_join(value: Any, sep: Any = "", attribute: Any = None) -> None:
@@ -234,7 +234,7 @@ def _finalized(value: Any) -> Any:
     """Count a value that is put into the text."""
     if not isinstance(value, str):
         if isinstance(value, Undefined):
-            return value  # which is empty, or an error that names the missing value
+            return value  # It is empty, or raises an error that names the missing value.
         value = str(_checked(value))
     budget = _step()
     budget.num_chars += len(value)
@@ -244,7 +244,7 @@ def _finalized(value: Any) -> Any:
 
 
 class _Counting(NodeTransformer):
-    """Has each turn of a loop be a step, and each array, object and joined text be measured."""
+    """Counts each turn of a loop as a step, and measures each array, object and joined text."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         """Begin each turn with a step."""
@@ -302,7 +302,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute an operator whose result may be larger than its operands."""
         budget = _step()
-        if operator == "+" and type(left) is str and type(right) is str:  # as nearly always
+        if operator == "+" and type(left) is str and type(right) is str:  # nearly always
             if len(left) + len(right) > budget.max_chars:
                 _check(len(left) + len(right))
             return left + right

@@ -26,7 +26,7 @@ class ControlTokens:
         self, ids: Mapping[str, int], answers: Collection[str] = (), choosy: Collection[str] = ()
     ) -> None:
         """`ids` are the tokens' ids by their texts; an assistant's content may hold `answers`. Tokenizers find
-        `choosy` tokens not wherever they are spelled: only as whole words, or after normalization.
+        `choosy` tokens only in some places where they are spelled: as whole words, or after normalization.
         """
         self.id_of = {text: token for text, token in ids.items() if text}
         self.choosy = frozenset(choosy)
@@ -38,7 +38,7 @@ class ControlTokens:
         self._outer_characters = tuple(sorted(self._first_characters | self._last_characters))
         self._beginnings = frozenset(text[:end] for text in self.id_of for end in range(1, len(text)))
         self._ends = frozenset(text[at:] for text in self.id_of for at in range(1, len(text)))
-        self._longest = max(map(len, self.id_of), default=1) - 1  # of characters that are not yet a token
+        self._longest = max(map(len, self.id_of), default=1) - 1  # characters that may begin a token
 
     def spelled(self, text: str, *, in_answer: bool = False) -> list[tuple[int, int]]:
         """Return the spans of a client's `text` that spell a control token, or may do so next to other text.
@@ -159,7 +159,7 @@ class Spelled:
 
 
 def _alternatives(texts: Sequence[str]) -> str:
-    """Return the expression for sorted `texts`, of which "" makes the others optional."""
+    """Return the expression for sorted `texts`; if one is "", the others are optional."""
     groups: dict[str, list[str]] = {}
     for text in texts:
         if text:

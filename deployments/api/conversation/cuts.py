@@ -84,7 +84,7 @@ def _encodes_stretch_by_stretch(backend: Any) -> bool:
     steps = [step for step in (backend.normalizer, backend.pre_tokenizer) if step is not None]
     return (
         isinstance(model, BPE)
-        and not model.dropout  # the same text would be encoded now so, now so
+        and not model.dropout  # The encoding of a text would vary between calls.
         and all(_kinds(step) <= _STRETCH_BY_STRETCH for step in steps)
     )
 
@@ -93,7 +93,7 @@ def _kinds(step: Any) -> set[str]:
     """Return the types of a normalizer or pre-tokenizer and of its parts; "custom" of one written in Python."""
     try:
         state = json.loads(step.__getstate__())
-    except Exception:  # tokenizers raises nothing more specific
+    except Exception:  # The library raises no narrower class.
         return {"custom"}
     found, parts = set(), [state]
     while parts:

@@ -106,7 +106,7 @@ class UnencodedTexts:
         Raises TooManyTokens when texts that are long for `max_tokens` turn out to have more.
         """
         if max_tokens is not None and self.num_chars <= max_tokens:
-            max_tokens = None  # some characters are several tokens, but not so many that they would matter
+            max_tokens = None  # Some characters are several tokens, but too few to matter.
         all_ids: list[int] = []
         new: list[tuple[str, list[int]]] = []
         for text, known in zip(self._texts, self._known, strict=True):

@@ -79,7 +79,7 @@ class ChatTemplate:
             ValueError,
             LookupError,
             ArithmeticError,
-        ) as error:  # of a filter that expects something else
+        ) as error:  # from a filter that expects another type
             raise TemplateRefused("The model's chat template cannot render these messages.") from error
         return _up_to(str(rendered), end) if continues else str(rendered)
 
@@ -87,13 +87,13 @@ class ChatTemplate:
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> Any:
     compiled = _environment().from_string(template)
-    compiled.globals = dict(compiled.globals)  # each rendering copies them, a ChainMap name by name
+    compiled.globals = dict(compiled.globals)  # Each rendering copies them: a dict is faster than a ChainMap.
     return compiled
 
 
 @cache
 def _environment() -> Any:
-    """Return the sandbox of transformers, which knows what templates expect, with bounds."""
+    """Return transformers' sandbox, which has the functions that templates use, with bounds."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     from deployments.api.conversation.bounded_rendering import BoundedEnvironment

@@ -63,7 +63,7 @@ class InputText:
         """Return the rest once the call has ended, or was cut off."""
         return self._apart()[0] if self._state == "elsewhere" else ""
 
-    def beside(self) -> str:
+    def other_text(self) -> str:
         """Return the text before or after the input, once the call has ended: other arguments."""
         if self._state == "elsewhere":
             return self._apart()[1]
@@ -72,7 +72,7 @@ class InputText:
         return "".join(self._written).strip().lstrip(",").removesuffix("}").strip()
 
     def _apart(self) -> tuple[str, str]:
-        """Return the input and the other arguments, where these come first; all is input that has none."""
+        """Return the input and the other arguments, if these come first. Text without arguments is all input."""
         written = "".join(self._written)
         values = object_of(written)
         if values == {}:
@@ -83,7 +83,7 @@ class InputText:
         return text, exact_json.encode(values).decode()[1:-1]
 
     def _begin(self) -> None:
-        """Find out whether the arguments begin with the input, as soon as that can be said."""
+        """Determine whether the arguments begin with the input, as soon as enough of them are known."""
         if (opening := _OPENING.match(self._held)) is not None:
             self._state, self._held = "inside", self._held[opening.end() :]
         elif not '{"input":"'.startswith("".join(self._held.split())):

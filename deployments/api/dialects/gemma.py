@@ -42,7 +42,7 @@ def parse_gemma(functions: Functions, until: str = "") -> Parser[None]:
             yield from _members(at, functions[name] or {})
             yield Segment("end")
         except Malformed:
-            if not (yield from at.look()):  # the held text is part of a mark that the end cut off
+            if not (yield from at.look()):  # The held text is part of a mark that the end cut off.
                 at.drop()
 
     return parse_marked((OPEN,), (CLOSE,), call, until=until)

@@ -129,6 +129,6 @@ def parse_harmony(functions: Functions, until: str = "") -> Parser[None]:
             yield from at.spaces()
             if not (yield from at.mark(MESSAGE)):
                 raise Malformed
-        yield from parse_arguments(at, name, is_ended_by_end=True)  # whose mark is no part of the text
+        yield from parse_arguments(at, name, is_ended_by_end=True)  # The mark is not part of the text.
 
     return parse_marked((NEXT + OPEN, OPEN), (CALL,), call, until=until)

@@ -99,7 +99,7 @@ class _Call:
 
     @property
     def is_call(self) -> bool:
-        """Whether this is a call if nothing else comes."""
+        """Whether this is a call if the text ends here."""
         return bool(self._name) and (self._arguments is not None or not self._has_others)
 
     def members(self) -> Parser[None]:

@@ -203,7 +203,7 @@ class _Arguments:
                 return ""
             self._put_aside(at.held)
             at.drop()
-            if found not in (marks.key, marks.ends_value, marks.ends[0]):  # it is left to the text after the call
+            if found not in (marks.key, marks.ends_value, marks.ends[0]):  # It belongs to the text after the call.
                 return found
             yield from at.mark(found)
             if found != marks.ends_value:  # which may come twice

@@ -194,7 +194,7 @@ def _literal(at: Scanner) -> Parser[tuple[str, bool]]:
 def _as_json(literal: str) -> str:
     """Return a literal of Python as JSON. Raises `Malformed` for anything else."""
     parts, rest = _parts(literal)
-    if rest or not is_json(" ".join(parts)):  # blanks, so that "1 2" and "1+2" are no 12
+    if rest or not is_json(" ".join(parts)):  # Blanks keep "1 2" and "1+2" from becoming 12.
         raise Malformed
     return "".join(parts)
 

@@ -69,7 +69,7 @@ class Scanner:
     def back(self, count: int = 0) -> None:
         """Give back the held text except its first `count` characters, to be scanned again."""
         self._position -= len(self._held) - count
-        if self._position < self._text.start:  # it may be no text when it is read again
+        if self._position < self._text.start:  # When read again, it may not be a text.
             self._text = range(0)
         self._ahead.extendleft(reversed(self._held[count:]))
         del self._held[count:]
@@ -164,7 +164,7 @@ class Scanner:
 
     def _is_closed(self, quote: str) -> Parser[bool]:
         """Take characters up to a quote, and up to the one that shows whether the quote closed a text."""
-        is_mark = len(quote) > 1  # such a quote has no escapes, and is nowhere else
+        is_mark = len(quote) > 1  # Such a quote has no escapes and occurs nowhere else.
         is_escaped = False
         while is_escaped or not (yield from self.sees(quote)):
             char = yield from self.look()

@@ -21,7 +21,7 @@ from typing import Literal, TypeVar
 
 SegmentKind = Literal["text", "reasoning", "hold", "answer", "call", "arguments", "end"]
 T = TypeVar("T")
-_CHARACTERS = re.compile(r"[^\W_fH]+|.|\A\Z", re.DOTALL)  # f and H begin the marks that are words
+_CHARACTERS = re.compile(r"[^\W_fH]+|.|\A\Z", re.DOTALL)  # Marks that are words begin with f or H.
 Parser = Generator["Segment | None", str, T]
 """A parser, or a part of one that returns a `T`. It yields None to ask for the next character; "" is the end."""
 

@@ -22,7 +22,7 @@ class CreateParser(Protocol):
     """Creates the parser of an answer."""
 
     def __call__(self, functions: Functions, until: str = "") -> Parser[None]:
-        """Parse text, and calls of `functions`; reasoning, if it is given a mark that closes that."""
+        """Parse text, and calls of `functions`; and reasoning, if given the mark that closes it."""
 
 
 @dataclass(frozen=True, slots=True)

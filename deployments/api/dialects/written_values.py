@@ -95,9 +95,9 @@ def check_held(schema: Schema, held: Collection[str], allowed: Collection[str] =
     """Raise InvalidGrammar if other keywords than these constrain values of the `allowed` types."""
     for keyword in binding(schema, allowed):
         if keyword not in held:
-            beside = next((f" beside {one}" for one in held if one in schema and one in _ALONE), "")
+            other = next((f" next to {one}" for one in held if one in schema and one in _ALONE), "")
             raise InvalidGrammar(
-                f"{keyword}{beside} is not supported, because this model writes arguments in a syntax of its own"
+                f"{keyword}{other} is not supported, because this model writes arguments in a syntax of its own"
             )
 
 
@@ -111,7 +111,7 @@ def target_of(schema: Schema, root: Mapping[str, Any]) -> Schema | bool | None:
         raise InvalidGrammar(f"{reference} refers to no schema of an object under $defs")
     check_held(schema, ("$ref",))
     if "type" in schema and (found is True or (found and schema["type"] != found.get("type"))):
-        raise InvalidGrammar("type beside $ref is only supported where it is the type of what it refers to")
+        raise InvalidGrammar("type next to $ref is only supported where it is the type of what it refers to")
     return found
 
 
@@ -138,9 +138,9 @@ def alternatives_of(schema: Schema, root: Mapping[str, Any]) -> list[Schema | bo
     name = "anyOf" if "anyOf" in schema else "oneOf"
     if not isinstance(given := schema.get(name), list):
         return None
-    beside = {key: schema[key] for key in schema if key in _MOVED}
+    common = {key: schema[key] for key in schema if key in _MOVED}
     check_held(schema, {name, *_MOVED})
-    found = [_joined(beside, one, name) for one in given if one is not False]
+    found = [_joined(common, one, name) for one in given if one is not False]
     if name == "oneOf":
         met = [kind for one in found for kind in kinds(one, root)]
         if len(met) != len(set(met)):
@@ -148,14 +148,16 @@ def alternatives_of(schema: Schema, root: Mapping[str, Any]) -> list[Schema | bo
     return found
 
 
-def _joined(beside: Schema, one: Schema | bool, name: str) -> Schema | bool:
+def _joined(common: Schema, one: Schema | bool, name: str) -> Schema | bool:
     """Return a schema that requires both the keywords next to alternatives and those of one alternative."""
     if isinstance(one, bool):
-        return {**beside} or one
-    for key in beside.keys() & one.keys():
-        if beside[key] != one[key]:
-            raise InvalidGrammar(f"{key} beside {name} is not supported where the alternatives have another {key}")
-    return {**beside, **one}
+        return {**common} or one
+    for key in common.keys() & one.keys():
+        if common[key] != one[key]:
+            raise InvalidGrammar(
+                f"{key} next to {name} is not supported where the alternatives have another {key}"
+            )
+    return {**common, **one}
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -57,7 +57,7 @@ def _check_messages(messages: list[Any], limits: Limits) -> None:
             at_most(limits, "max_tools", f"messages.{index}.tool_calls", len(calls), "calls")
             arguments += _arguments(calls)
     if arguments:
-        # They are JSON within texts, in which the values of the body were not counted.
+        # They are JSON inside texts, whose values were not counted with those of the body.
         texts = [text.encode() for text in arguments]
         check_num_values(texts, limits, "All arguments of tool calls together", "messages")
 

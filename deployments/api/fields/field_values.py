@@ -39,7 +39,7 @@ def parse_logit_bias(value: object) -> object:
             raise PydanticCustomError("logit_bias", f"has the key {quoted(key)}; keys are token ids")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise PydanticCustomError("logit_bias", "must hold numbers")
-        biases[int(key)] = float(bias) if abs(bias) <= 1e6 else 1e6  # out of range, hence refused later
+        biases[int(key)] = float(bias) if abs(bias) <= 1e6 else 1e6  # out of range; it is refused later
     return biases
 
 

@@ -33,7 +33,7 @@ def keep_known_within(
 
 
 def _is_known(models: Models, value: object) -> bool:
-    """Whether objects have only known fields. Nearly all have, and a conversation has thousands: this is fast."""
+    """Whether objects have only known fields, as nearly all do. Fast, because conversations have thousands."""
     if isinstance(value, list):
         for each in value:
             if not _is_known(models, each):
@@ -60,7 +60,7 @@ def _taken(models: Models, value: object, ignored: IgnoredFields, path: str) -> 
 
 
 def _meant(models: Models, value: Mapping[str, Any]) -> type[StrictModel] | None:
-    """Return the model that an object has; None where it has none of them, which pydantic then says."""
+    """Return the model that an object has; None if it has none of them; pydantic then reports this."""
     if len(models) == 1:
         return models[0]
     given = value.get("type")
@@ -69,7 +69,7 @@ def _meant(models: Models, value: Mapping[str, Any]) -> type[StrictModel] | None
 
 @cache
 def _by_type(models: Models) -> dict[str | None, type[StrictModel]]:
-    """Return the models by the types of their objects, and by None the one whose objects may do without."""
+    """Return the models by the types of their objects, and by None the one whose objects may omit the type."""
     found: dict[str | None, type[StrictModel]] = {}
     for kind in models:
         field = kind.model_fields["type"]

@@ -67,7 +67,7 @@ def _functions_in(tools: object, path: str) -> Iterator[tuple[str, Mapping[str, 
 
 
 def _chosen(choice: object) -> tuple[str | None, bool]:
-    """Return the name of the one function that must be called, if it is one, and whether one must be."""
+    """Return the name of the function that must be called, if only one may be, and whether any must be."""
     if not isinstance(choice, dict):
         return None, choice not in _UNFORCED
     kind = choice.get("type")

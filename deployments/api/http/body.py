@@ -124,7 +124,7 @@ def parse_object(body: bytes | bytearray, limits: Limits, most: int | None = Non
 
     The number of values is bounded before any is made; `most` is `most_values(body)`, where that is known.
     """
-    if body.startswith(BOM_UTF8):  # some editors and languages write one
+    if body.startswith(BOM_UTF8):  # some editors and languages write a byte order mark
         body = body[len(BOM_UTF8) :]
     most = most_values(body) if most is None else most
     if most > limits.max_json_values:
@@ -153,11 +153,11 @@ def _parsed(body: bytes | bytearray, limits: Limits) -> tuple[Any, bool]:
         if _MINUS_ZERO.search(body) is None:
             return _decode(body), False
     except msgspec.ValidationError:
-        pass  # of a number whose text would be lost
+        pass  # for a number whose text would be lost
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if body.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or 0 in body[:4]:
             raise invalid("The body is UTF-16 or UTF-32; JSON is read as UTF-8, so send it as that.") from None
-        if len(body) > limits.inline_body_bytes:  # the slower parser would take too long to say where
+        if len(body) > limits.inline_body_bytes:  # The slower parser would take too long to find the place.
             raise invalid(f"The body is not valid JSON: {error}.") from None
     return _parsed_exactly(body, limits), True
 

@@ -40,7 +40,7 @@ class Origins:
         self._app = app
         self._hosts = None if hosts is None or "*" in hosts else _Hosts(hosts)
         self._origins = frozenset(origin.encode() for origin in origins)
-        self._seen: set[bytes] = set()  # Host headers that were found right, as clients send the same ones again
+        self._seen: set[bytes] = set()  # accepted Host headers, because clients repeat theirs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, answer a browser that asks beforehand, or answer with an error."""

@@ -74,7 +74,7 @@ def _watch(receive: Receive, leave: Callable[[], None]) -> Callable[[], None]:
 
     def on_end(watcher: asyncio.Task[None]) -> None:
         if not watcher.cancelled():
-            watcher.exception()  # a server that cannot say that the client left has lost it too
+            watcher.exception()  # A server that cannot report that the client left has lost it, too.
             leave()
 
     def unwatch() -> None:
@@ -155,7 +155,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_large(self, chunk: bytes, send: Send, room: BodyRoom) -> None:
-        """Send a chunk if there is room for it, and else the stream's last words about that.
+        """Send a chunk if there is room for it, otherwise the stream's error chunks.
 
         Raises `ApiError` when there are none, or they are large too.
         """
@@ -171,7 +171,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await asyncio.sleep(0)  # other streams continue
         with self._limit:
-            # An empty message waits until the last part was taken.
+            # An empty message waits until the server took the last part.
             await send({"type": "http.response.body", "body": b"", "more_body": True})
         room.give_back(num_taken)
 
@@ -198,7 +198,7 @@ class _Whole(Response):
             try:
                 room.take(self._num_bytes)
             except ApiError as error:
-                self._pieces = ()  # they are not kept for as long as the error takes
+                self._pieces = ()  # Free the parts before the error is sent.
                 await error_response(error, scope)(scope, receive, send)
                 return
             with contextlib.suppress(ClientGone, OSError):  # servers report a disconnect to a sender as OSError
@@ -209,7 +209,7 @@ class _Whole(Response):
         for part in parts_of(self._pieces):
             await send({"type": "http.response.body", "body": part, "more_body": True})
             await asyncio.sleep(0)  # other streams continue
-        # The end waits until the last part was taken.
+        # The end waits until the server took the last part.
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -58,7 +58,7 @@ def _wrong_method(request: Request, routes: Sequence[BaseRoute]) -> Response:
 def _allowed(request: Request, routes: Sequence[BaseRoute]) -> list[str]:
     found = [route for route in routes if isinstance(route, Route)]
     matching = [route for route in found if route.matches(dict(request.scope))[0] is not Match.NONE]
-    same = [route for route in matching if route.path == matching[0].path]  # the others' parameters take anything
+    same = [route for route in matching if route.path == matching[0].path]  # others match any text
     methods = {method for route in same for method in route.methods or ()}
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()) | {"OPTIONS"})
 

@@ -120,7 +120,7 @@ class Choice:
                     taken[-1] = joined
                 else:
                     taken.append(piece)
-            if self.finish_reason:  # tokens after a stop string are none of the answer's
+            if self.finish_reason:  # Tokens after a stop string do not belong to the answer.
                 break
         return taken
 
@@ -129,7 +129,7 @@ class Choice:
         is_last = whole.finish_reason is not None
         is_settled = is_last or bool(whole.reasoning or whole.calls)
         pieces = spelled.add(whole.logprobs, whole.text, is_settled=is_settled, is_last=is_last)
-        if whole.calls:  # they are placed in the text of their delta, so that it stays whole
+        if whole.calls:  # They are placed within the text of their delta, which stays undivided.
             text, tokens = "".join(text for text, _ in pieces), [token for _, own in pieces for token in own]
             pieces = [(text, []), ("", tokens)]
         elif not pieces and (is_last or whole.reasoning or whole.prompt_logprobs):

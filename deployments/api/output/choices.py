@@ -190,7 +190,7 @@ class Choices:
             is_long = len(delta.token_ids) > _TURN_OUTPUT
             for part in delta.pieces(_TURN_OUTPUT) if is_long else (delta,):
                 deltas = choice.take(part)
-                if choice.finish_reason and not delta.finish_reason:  # ended by its text: unknown to the engine
+                if choice.finish_reason and not delta.finish_reason:  # its text ended it, unknown to the engine
                     await generation.aclose()
                 for taken in deltas:
                     note(taken)

@@ -128,7 +128,7 @@ class OutputParser:
         if self._reasoning_parser is None and self._call_parser is None:
             return self._plain(token_ids, is_last)
         parsed = ParsedOutput()
-        for token in token_ids:  # one by one, as it matters which token ends the reasoning or the answer
+        for token in token_ids:  # token by token, to find the token that ends the reasoning or the answer
             if not self.stopped:
                 self._take(parsed, [token])
         if is_last and not self.stopped:
@@ -154,7 +154,7 @@ class OutputParser:
             self.stopped = True
 
     def _segments(self, text: str) -> Iterator[Segment]:
-        """Yield the segments that `text` made certain."""
+        """Yield the segments whose kind is certain after `text`."""
         for segment in self._reasoning_parser.push(text) if self._reasoning_parser else [Segment("text", text)]:
             yield from self._answer(segment)
 
@@ -206,7 +206,7 @@ class OutputParser:
         if self._input is not None:
             if rest := self._input.finish():
                 self._of_last_call(parsed).arguments += rest
-            parsed.text += self._input.beside()
+            parsed.text += self._input.other_text()
         self._input = None
 
     def _of_last_call(self, parsed: ParsedOutput) -> ToolCallDelta:

@@ -46,9 +46,9 @@ class SpelledText:
     def __init__(self, decoder: TokenDecoder) -> None:
         """`decoder` decodes as the answer's own does."""
         self._decoder = decoder
-        self._groups: deque[_Group] = deque()  # whose text has not come, or is not complete
-        self._open = _Group()  # the last of its characters is not complete
-        self._text = ""  # that has come, of tokens that are not complete
+        self._groups: deque[_Group] = deque()  # tokens whose text has not arrived, or not completely
+        self._open = _Group()  # Its last character is not complete.
+        self._text = ""  # text that arrived for tokens that are not complete
 
     def add(self, tokens: Sequence[TokenLogprobs], text: str, *, is_settled: bool, is_last: bool) -> list[Piece]:
         """Add at most one token, and the text that it made certain; return the pieces that are complete.
@@ -81,7 +81,7 @@ class SpelledText:
         while self._groups:
             group = self._groups[0]
             if group.text and group.text.startswith(self._text) and group.text != self._text:
-                return  # its text, or the rest of it, may still come
+                return  # Its text, or the rest of it, may still arrive.
             self._groups.popleft()
             if not (group.text and self._text.startswith(group.text)):
                 yield "", group.tokens

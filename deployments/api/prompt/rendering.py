@@ -133,6 +133,6 @@ def _plain_call(call: ToolCall, max_depth: int, wraps_text: bool, call_id: str) 
 
 
 def _object(arguments: str, max_depth: int) -> Plain | None:
-    """Return the object that `arguments` are; None if they are none, or one that nests too deep to be rendered."""
+    """Return `arguments` as an object; None if they are not one, or nest too deeply for rendering."""
     value = object_of(arguments)
     return None if value is None or is_deeper(value, max_depth) else value

@@ -93,7 +93,7 @@ class Observation:
             return
         record.status = status
         record.request_id, record.tenant = request_id(scope), tenant_of(Request(scope)).name
-        if status >= 400 and status != CLIENT_LEFT:  # refused before it reached the routes
+        if status >= 400 and status != CLIENT_LEFT:  # refused before routing
             record.answered_with_error(ApiError(status, "").type)
         for listener in self._listeners:
             try:

@@ -51,7 +51,7 @@ class _OutputItem(ABC):
 
     @abstractmethod
     def encoded(self, status: bytes, *, is_new: bool = False) -> Sequence[bytes]:
-        """Encode it as it is, or as it was when it was new, in pieces."""
+        """Encode its present state, or its initial state, in pieces."""
 
     def _of_item(self, item: Sequence[bytes]) -> Sequence[bytes]:
         return b'"output_index":%d,"item":' % self.index, *item
@@ -85,7 +85,7 @@ class _WithPart(_OutputItem):
 
     @abstractmethod
     def _part(self, *, is_new: bool = False) -> Sequence[bytes]:
-        """Encode the part as it is, or as it was when it was new."""
+        """Encode the part's present state, or its initial state."""
 
     def _rest(self) -> Sequence[bytes]:
         return ()
@@ -176,7 +176,7 @@ class GrowingOutput:
         self._response, self._spell, self._names = response, spell, names
         self._ended: list[Sequence[bytes]] = []
         self._open: _OutputItem | None = None
-        self._space: list[ChoiceDelta] = []  # white space that matters only if text follows
+        self._space: list[ChoiceDelta] = []  # white space, which is sent only if text follows
         self.is_cut = False
         """Whether the answer was cut off by the number of its tokens."""
 
@@ -189,7 +189,7 @@ class GrowingOutput:
         calls = list(delta.calls)
         while calls and isinstance(self._open, _Called) and calls[0].index == self._open.number:
             events.append(self._open.grown(calls.pop(0).arguments))
-        if delta.text:  # tokens without text, as the end, and those of reasoning and calls, are none of it
+        if delta.text:  # Tokens of reasoning, of calls and without text are not part of it.
             self._say(delta, events)
         for call in calls:
             if call.name is not None:
@@ -218,7 +218,7 @@ class GrowingOutput:
                 return
             said = self._begin(_Said, events)
         self._space = []
-        for part in deltas:  # one by one, as the tokens of each spell its text, if it has any
+        for part in deltas:  # one by one, because each has the tokens that spell its text
             events.append(said.grown(part.text, self._spell(part.logprobs) if part.logprobs else b""))
 
     def _begin(self, kind: type[_Kind], events: list[Event]) -> _Kind:

@@ -25,7 +25,7 @@ from deployments.config.tenants import ANONYMOUS
 _JOB = "raydix.response_job"
 _COPIED = (
     "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "root_path", "client", "server",
-    DEFERRABLE,  # a batch's, which the client does not choose
+    DEFERRABLE,  # set for batches, not by clients
 )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ class ResponseJob:
         """End it before its time, because its owner or the server says so, and wait until it has ended."""
         if self._task is None:
             return
-        await asyncio.sleep(0)  # it has begun then: a task that is cancelled before that cleans nothing up
+        await asyncio.sleep(0)  # Now the task has begun; one cancelled earlier would not clean up.
         if not self._is_cancelled:
             self._is_cancelled, self._is_stopping = True, is_stopping
             self._task.cancel()
@@ -136,7 +136,7 @@ class ResponseJob:
             on_end()
 
     def _finish(self) -> None:
-        """Say how it ended, if no answer does."""
+        """Record how it ended, if no answer did."""
         if self._encoder.final is not None:
             return
         if self._status >= 400:

@@ -88,7 +88,7 @@ class DirectoryStore:
         now = self._clock()
         content = MAGIC + zlib.crc32(record).to_bytes(4, "big") + record
         while not _placed(path, content, now):
-            pass  # Another process has forgotten it, as the one not used for longest.
+            pass  # Another process has deleted it as the least recently used record.
         self._num_written += len(record) + RECORD_BYTES
         if self._num_written >= self._max_bytes // SHARE or now - self._swept_at >= SWEEP_S:
             with contextlib.suppress(OSError):  # the record is kept, whether or not others can be forgotten
@@ -98,7 +98,7 @@ class DirectoryStore:
         if self._get(path) is None:
             return False
         with open_or_create(path.with_name("lock")) as held:
-            fcntl.flock(held, fcntl.LOCK_EX)  # for as long as it takes to write one record
+            fcntl.flock(held, fcntl.LOCK_EX)  # only while a record is written
             record = self._get(path)
             if record is not None:
                 self._put(path, change(record))
@@ -115,14 +115,14 @@ class DirectoryStore:
         record = content[8:]
         if content[:4] != MAGIC or content[4:8] != zlib.crc32(record).to_bytes(4, "big"):
             return None
-        with contextlib.suppress(OSError):  # another process has forgotten it meanwhile
+        with contextlib.suppress(OSError):  # Another process has deleted it meanwhile.
             os.utime(path, (now, now))
         return record
 
     def _sweep(self, now: float) -> None:
         """Delete records that are too old; then the least recently used ones of the tenant with the most."""
         held = lock(self._directory / "lock")
-        if held is None:  # another process does it
+        if held is None:  # Another process is sweeping.
             return
         with held:
             self._num_written, self._swept_at = 0, now
@@ -141,7 +141,7 @@ class DirectoryStore:
         found = []
         for path in entries(folder):
             if not _NAME.fullmatch(path.name) and path.suffix != ".tmp":
-                continue  # not ours
+                continue  # not a file of the store
             with contextlib.suppress(OSError):
                 state = path.stat()
                 if state.st_mtime < now - self._ttl_s:

@@ -224,7 +224,7 @@ async def _enter(conversations: Conversations, name: str, items: bytes, encoder:
     try:
         added = await near_or_far(size, INLINE_BYTES, lambda: joined(items, output_of(b"".join(final))))
         await conversations.add(name, added)
-    except ApiError as error:  # deleted meanwhile, or full
+    except ApiError as error:  # The conversation was deleted meanwhile, or is full.
         logger.warning("response %s is not in its conversation: %s", encoder.context.id, error.message)
     except OSError as error:
         log_failure(error, f"adding the response {encoder.context.id} to its conversation")
@@ -345,7 +345,7 @@ def _systems(chat: ChatRequest) -> list[Any]:
 
 
 def _turns(chat: ChatRequest) -> list[int]:
-    """Return where the user's later turns begin: calls and their results are omitted together."""
+    """Return the starts of the user's later turns. Calls and their results are omitted together."""
     begins = [at for at, message in enumerate(chat.messages) if message.role == "user"]
     return [at for at in begins if at > len(_systems(chat))]
 

@@ -48,7 +48,7 @@ class ResponseKeeper:
     ) -> None:
         self._store, self._tenant, self._encoder, self._stored = store, tenant, encoder, stored
         self._clock = clock
-        self._turn = asyncio.Lock()  # an older state must not be written last
+        self._turn = asyncio.Lock()  # An older state must not overwrite a newer one.
         self._is_unwanted = False
         self.is_kept = False
         """Whether it is stored as it was when that was last tried."""
@@ -67,7 +67,7 @@ class ResponseKeeper:
             reason = "The response could not be stored (responses.store, responses.max_bytes)."
             self._encoder.failed(ApiError(507, reason), has_output=False)
             if not await self.try_keep():
-                with contextlib.suppress(OSError, ApiError):  # it would say for ever that it is queued
+                with contextlib.suppress(OSError, ApiError):  # Otherwise it would appear queued for ever.
                     await self._store.delete(self._tenant, self._encoder.context.id)
 
     async def keep(self, events: bytes = b"") -> None:
@@ -100,7 +100,7 @@ class ResponseKeeper:
                 log_failure(error, "obeying another ingress's mark on a response")
                 continue
             if asked is not None:
-                await job.cancel()  # its end cancels this, so that nothing is left to do here
+                await job.cancel()  # The job's end also cancels this task, so nothing is left to do.
                 return
             if self._encoder.final is None:
                 await self.try_keep()

@@ -163,7 +163,7 @@ class RedisStore:
                 pipe.hmget(_SIZES, [name for name, _ in used])
                 (sizes,) = await pipe.execute()
             for (name, used_at), size in zip(used, sizes, strict=True):
-                kept.pop(name, None)  # it was used while the pages before were read
+                kept.pop(name, None)  # It was used while earlier pages were read.
                 kept[name] = _Kept(used_at, RECORD_BYTES if size is None else int(size))
         return kept
 
@@ -178,7 +178,7 @@ class _Kept(NamedTuple):
 def _too_much(kept: dict[bytes, _Kept], oldest: float, most: int) -> list[bytes]:
     """Return the names to delete, so that no record older than `oldest` and at most `most` bytes stay."""
     gone = [name for name, one in kept.items() if one.used_at < oldest]
-    names: dict[bytes, list[bytes]] = defaultdict(list)  # by tenant, those last that were unused for longest
+    names: dict[bytes, list[bytes]] = defaultdict(list)  # by tenant, the least recently used last
     taken: dict[bytes, int] = defaultdict(int)
     for name, one in reversed(kept.items()):
         if one.used_at >= oldest:

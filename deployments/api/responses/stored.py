@@ -168,7 +168,7 @@ class Shelf:
         for record in await self._store.get(self._tenant, responses):
             if record is None:
                 continue
-            with self._room.another() as room:  # most of the records read are not named, and soon dropped
+            with self._room.another() as room:  # Most records that are read are not named, and are soon dropped.
                 items, _ = await self.read(len(record), _texts([_unpack(record)]), room=room)
                 for item in items:
                     if (count := counts.pop(item["id"], 0)) > 0:
@@ -217,7 +217,7 @@ class Shelf:
 
 
 def _as_it_is(stored: StoredResponse) -> StoredResponse:
-    """Return a response that runs elsewhere as failed if its ingress no longer reports it."""
+    """Return a response; as failed, if it runs at another ingress that no longer reports it."""
     if stored.beat_at is None or time.time() - stored.beat_at < LOST_AFTER_S:
         return stored
     fields = msgspec.json.decode(stored.response)

@@ -67,7 +67,7 @@ class _ResponseRoutes:
             await job.cancel()
         elif is_response_id(response_id):
             runs_elsewhere = await self._leave_mark(request, response_id, DELETE)
-        was_there = await self._shelf(request).delete(response_id)  # or the ingress that runs it did so already
+        was_there = await self._shelf(request).delete(response_id)  # Its ingress may have deleted it already.
         if not (was_there or runs_elsewhere or job is not None):
             raise not_found(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
@@ -112,7 +112,7 @@ class _ResponseRoutes:
         return EventStream(events, nothing, self._service.limits.slow_reader_timeout_s, {}, num_kept)
 
     async def _leave_mark(self, request: Request, name: str, mark: bytes) -> bool:
-        """Have another ingress end a response that runs there. Return whether there is one."""
+        """Ask another ingress to end a response that it runs. Return whether there is one."""
         store, tenant = self._service.responses.store, tenant_of(request).name
         if not store.is_shared:
             return False

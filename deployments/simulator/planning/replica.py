@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from deployments.simulator.planning.known import Gpu
-from engine.loading.kv_memory import beside_slots, pages_for, slots_for
+from engine.loading.kv_memory import free_after_slots, pages_for, slots_for
 from engine.loading.windowed import layer_groups
 from engine.model_config.config import ELEMENT_BYTES, ModelConfig
 from engine.model_config.layer_groups import LayerGroups
@@ -105,7 +105,7 @@ class ReplicaPlan:
     @property
     def num_pages(self) -> int:
         """KV pages, counted as the engine counts them on each of its GPUs."""
-        free = beside_slots(self.engine, self.free_bytes, self.num_state_slots * self.state_bytes // self.tp)
+        free = free_after_slots(self.engine, self.free_bytes, self.num_state_slots * self.state_bytes // self.tp)
         per_token, groups = self.kv_bytes_per_token // self.tp, self.layer_groups
         per_token = per_token if groups is None else groups.bytes_per_token(per_token)
         return pages_for(self.engine, free, per_token, self.longest_request, groups)

@@ -15,5 +15,5 @@
 #include "panel_widened.c"
 #include "quant.c"
 #ifndef RAYDIX_BF16
-#include "sample.c" /* Logits are float32 whatever the model's type. */
+#include "sample.c" /* Logits are float32 in models of any type. */
 #endif

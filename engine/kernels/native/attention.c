@@ -1,4 +1,4 @@
-/* Attention, both as a phase of a step and as a call of its own. */
+/* Attention, both as a phase of a step and as a separate call. */
 #include "attention_rows.h"
 #include "gemm.h"
 
@@ -39,7 +39,7 @@ void NAME(attend)(ThreadTeam *team, const Batch *batch, const AttentionShape *sh
     attention.parts = attention.parts < most ? attention.parts : most;
     char *kept = scratch + of_decode, *own = kept + of_extend + team->thread * own_bytes(&attention);
     Walk walk = walk_begin(team, large + pieces * attention.parts);
-    NAME(extend)(&attention, &walk, kept, own); /* The large items come first. */
+    NAME(extend)(&attention, &walk, kept, own); /* Large items first. */
     NAME(cascade)(&attention, &walk, scratch, own);
     NAME(decode)(&attention, &walk, scratch, own);
     if (of_decode + of_extend) {

@@ -6,22 +6,22 @@
  *     row 2   [ the same              | ow ]
  *             piece 0  | piece 1  | piece 2                piece 2: shared blocks together, then each row's own
  *
- * Pieces, blocks and what is computed of them are attention_decode.c's, so that a row's result is the same, bit by
- * bit, in any group and without one.
+ * Pieces, blocks and their computation are the same as in attention_decode.c, so a row's result is the same, bit by
+ * bit, in any group and without a group.
  */
 #include "attention_pack.h"
 #include "attention_piece.h"
 
 _Static_assert(BLOCK == PANEL, "a block's keys are a panel");
 #if VECTOR_BYTES == 64
-#define SCORED 4 /* queries whose products registers hold */
+#define SCORED 4 /* queries whose products are held in registers */
 #else
 #define SCORED 2
 #endif
 
 /* A thread's buffers, for one item. */
 typedef struct {
-    float *partial;    /* of the group's queries of one KV head */
+    float *partial;    /* results of the group's queries of one KV head */
     weight *weights;   /* [queries][BLOCK] */
     prepared *queries; /* [queries][head_dim] */
     elem *keys;        /* a packed block */
@@ -36,7 +36,7 @@ static int queries_of_group(const Attention *attention, const Group *group)
     return queries;
 }
 
-/* Lay the buffers out from `at`, and return their end. Addresses are numbers, as there may be no memory yet. */
+/* Lay the buffers out from `at`, and return their end. Addresses are numbers, because there may be no memory yet. */
 static uintptr_t lay_group_scratch(GroupScratch *scratch, const Attention *attention, const Group *group,
                                    uintptr_t at)
 {
@@ -49,7 +49,7 @@ static uintptr_t lay_group_scratch(GroupScratch *scratch, const Attention *atten
     return at;
 }
 
-/* The pair of numbers that `dot` multiplies in lane `lane`, from `d` on, of LANES packed keys. */
+/* The pair of numbers from `d` on that `dot` multiplies in lane `lane` of LANES packed keys. */
 #ifdef HAS_DOT
 static inline __m512i load_column(const elem *panel, int d, int lane)
 {
@@ -79,8 +79,8 @@ static inline vf add_column(vf sum, const prepared *query, int lane, Two column)
 }
 #endif
 
-/* Compute the products of a compile-time number of queries with a block's packed keys: as `score` does, which adds
- * up in each lane and then the lanes in the order of `vsums`, but with a key in each lane. */
+/* Compute the products of a compile-time number of queries with a block's packed keys, with a key in each lane.
+ * Sums have the order of `score`, which adds up within each lane and then adds the lanes in the order of `vsums`. */
 static inline __attribute__((always_inline)) void score_together(const int queries, const prepared *query,
                                                                  const elem *panel, int dim, float *scores)
 {
@@ -145,7 +145,7 @@ static void attend_together(const Attention *attention, const Row *any, int kv_h
     }
 }
 
-/* Attend to what a row has of a piece after the shared positions. */
+/* Attend to a row's part of a piece, after the shared positions. */
 static void attend_rest(const Attention *attention, const Row *row, int kv_head, int first, int end,
                         const prepared *queries, const Partial *partial)
 {
@@ -193,7 +193,7 @@ static void attend_shared_piece(const Attention *attention, const Group *group, 
 
 /* ---- the phase ---- */
 
-/* A window may hide from some rows what others see. */
+/* A window may hide positions from some rows that other rows see. */
 static int num_groups(const Attention *attention)
 {
     return attention->shape->window ? 0 : attention->batch->num_groups;
@@ -202,7 +202,7 @@ static int num_groups(const Attention *attention)
 /* Return the pieces that begin in a group's shared positions. */
 static int pieces_of_group(const Group *group) { return round_up(group->positions, PIECE) / PIECE; }
 
-/* Find where the rows of a group keep the partial results of their pieces. */
+/* Find the places where a group's rows keep the partial results of their pieces. */
 static void find_kept(const Attention *attention, const Group *group, float *partials, float **kept)
 {
     int before = 0;

@@ -1,11 +1,11 @@
 /* Attention of rows with few queries, which are bound by reading keys and values. Items of work are pieces of
- * PIECE positions at multiples of PIECE, so that a row's result depends on nothing but the row:
+ * PIECE positions at multiples of PIECE, so that a row's result depends only on the row:
  *
  *     row 0   [ piece 0 | piece 1 | pie ]     each for all KV heads, or for some of them if there are few items:
  *     row 1   [ pie ]                         pages are read about in the order in which they lie in memory
  *
- * Pieces that begin in a prefix which rows share are attention_cascade.c's. A second phase adds up the partial
- * results of a row's pieces; the result of a single piece is written at once.
+ * attention_cascade.c computes the pieces that begin in a prefix which rows share. A second phase adds up the partial
+ * results of a row's pieces; the result of a single piece is written immediately.
  */
 #include "attention_piece.h"
 
@@ -63,7 +63,7 @@ static void combine(const Attention *attention, const Row *row, int kv_head, flo
 
 /* ---- phases ---- */
 
-/* Return the number of a row's pieces that begin in a prefix which it shares: the first ones. */
+/* Return the number of a row's first pieces, those that begin in a prefix which it shares. */
 static int num_shared(const Attention *attention, const Row *row)
 {
     return round_up(shared_positions(attention, row), PIECE) / PIECE;

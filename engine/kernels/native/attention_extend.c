@@ -1,16 +1,16 @@
 /* Attention of rows with many queries, which are bound by products. An item of work is a block of queries of one KV
- * head. A head's blocks follow each other, as they read the same KV; its last block, which sees the most, comes
+ * head. A head's blocks follow each other, because they read the same KV; its last block, which sees the most, comes
  * first. Keys and values are packed into panels (gemm.h) once for all strips of a block:
  *
  *     positions of the row      0 ....... | ......... | ......... kv_len     chunks of CHUNK at multiples of it
  *     strip of STRIP queries    scores = queries x panels of 32 keys, online softmax -> weights
  *                               sums += weights x panels of 32 of the values' elements
  *
- * A strip multiplies only positions that one of its queries sees. Partial results begin anew at each multiple of PIECE
- * positions and are added up in the pieces' order, by the thread that computes a block, or, if there are few blocks, in
- * a second phase: then each piece of a row with a single block is an item. As pieces and chunks lie at fixed positions
- * and invisible positions weigh exactly 0, a query's result depends on its position, keys and values, neither on how
- * its row is cut nor on who adds up.
+ * A strip multiplies only positions that one of its queries sees. New partial results begin at each multiple of PIECE
+ * positions. They are added up in the pieces' order: by the thread that computes a block, or, if there are few blocks,
+ * in a second phase, for which each piece of a row with a single block is an item. Pieces and chunks are at fixed
+ * positions, and invisible positions have a weight of exactly 0. So a query's result depends on its position, keys and
+ * values, and not on how its row is divided or which thread adds up.
  */
 #include "attention_pack.h"
 #include "attention_piece.h"
@@ -21,22 +21,22 @@
 
 #define CHUNK 256 /* PIECE is a multiple of it */
 #define STRIP 64
-#define MOST_QUERIES 512 /* queries of a block at most: a multiple of STRIP */
+#define MOST_QUERIES 512 /* most queries of a block: a multiple of STRIP */
 #define ADDED 16         /* queries of an item of the second phase */
-#define MOST_KEPT (4 << 20) /* floats of partial results for each thread: what a second phase may cost in memory */
+#define MOST_KEPT (4 << 20) /* floats of partial results for each thread: the memory bound of a second phase */
 
 /* A thread's buffers, for one block. */
 typedef struct {
     elem *queries;  /* [MOST_QUERIES][head_dim] */
-    Partial all;    /* of MOST_QUERIES: the pieces so far */
-    Partial piece;  /* the same: one more piece. The sums of both are in the elements' order. */
+    Partial all;    /* of MOST_QUERIES: the sum of the pieces so far */
+    Partial piece;  /* of MOST_QUERIES: one more piece. The sums of both are in the elements' order. */
     float *scores;  /* [STRIP][CHUNK] */
     elem *weights;  /* [STRIP][CHUNK] */
     elem *keys;     /* [CHUNK / 32] panels of head_dim inputs */
     elem *values;   /* [value_dim / 32] panels of CHUNK inputs */
 } Scratch;
 
-/* Lay the buffers out from `at`, and return their end. Addresses are numbers, as there may be no memory yet. */
+/* Lay the buffers out from `at`, and return their end. Addresses are numbers, because there may be no memory yet. */
 static uintptr_t lay_scratch(Scratch *scratch, const AttentionShape *shape, uintptr_t at)
 {
     int dim = shape->head_dim, value_dim = shape->value_dim;
@@ -51,7 +51,7 @@ static uintptr_t lay_scratch(Scratch *scratch, const AttentionShape *shape, uint
     return at;
 }
 
-/* Some queries of a row: numbers first .. last of a KV head. */
+/* Some queries of a row: those with the numbers first .. last of a KV head. */
 typedef struct {
     const Attention *attention;
     const Row *row;
@@ -66,7 +66,7 @@ static int position_of_query(const Queries *queries, int query)
 /* ---- packing ---- */
 
 /* Pack the values from .. to of a chunk, those at `offsets`, into panels of CHUNK inputs. Inputs up to a multiple of
- * 32, and inputs before `first`, which no query sees, are zeros: their memory may hold NaN, and 0 * NaN is not 0. */
+ * 32, and inputs before `first`, which no query sees, are zeros: memory there may hold NaN, and 0 * NaN is not 0. */
 static void pack_values(const elem *values, const int64_t *offsets, int from, int first, int to, int dim,
                         elem *panels)
 {
@@ -200,8 +200,8 @@ static void attend_positions(const Queries *block, int start, int end, const Scr
     }
 }
 
-/* Find a piece's partial results for a block, whose queries are prepared. Sinks count as scores that were seen before
- * all others. */
+/* Find a piece's partial results for a block, whose queries are prepared. Sinks count as scores
+ * before all others. */
 static void attend_piece_of(const Queries *block, int piece, const Scratch *scratch, const Partial *partial)
 {
     const Attention *attention = block->attention;
@@ -217,7 +217,7 @@ static void attend_piece_of(const Queries *block, int piece, const Scratch *scra
                      end < (piece + 1) * PIECE ? end : (piece + 1) * PIECE, scratch, partial);
 }
 
-/* Add one query's next piece to its pieces so far. Not inlined, so that it rounds alike wherever it is called. */
+/* Add one query's next piece to its pieces so far. Not inlined, so that it rounds in the same way for all callers. */
 static __attribute__((noinline)) void add_piece(const Partial *all, const Partial *piece, int dim)
 {
     float best = fmaxf(*all->best, *piece->best);
@@ -241,7 +241,7 @@ static void copy_queries(const Queries *block, elem *to)
         memcpy(to, query_of(block->attention, block->row, block->kv_head, q), sizeof(elem) * dim);
 }
 
-/* Attend a block to all that it sees. */
+/* Attend a block to all positions that it sees. */
 static void attend_block_of(const Queries *block, const Scratch *scratch)
 {
     const Attention *attention = block->attention;
@@ -287,7 +287,7 @@ static size_t split_floats(const Attention *attention, const Row *row)
     return pieces_to_split(attention, row) * kv_heads * partial_floats(queries, attention->shape->value_dim);
 }
 
-/* Return the partial results of a split row's piece, of which all are kept from `at` on. */
+/* Return the partial results of a split row's piece; the row's results begin at `at`. */
 static Partial split_piece(const Attention *attention, const Row *row, int kv_head, int piece, float *at)
 {
     int queries = queries_of_head(attention, row);
@@ -295,8 +295,8 @@ static Partial split_piece(const Attention *attention, const Row *row, int kv_he
     return partial_at(at + (kv_head * pieces_to_split(attention, row) + piece) * stride, queries);
 }
 
-/* Return the bytes of what is kept of the rows that are split: of none if there are enough blocks for all threads, or
- * too much would be kept. */
+/* Return the bytes of the partial results of split rows. No row is split if there are enough blocks for all threads, or
+ * if the results would take too much memory. */
 size_t NAME(extend_shared_bytes)(const Attention *attention, int threads)
 {
     size_t floats = 0, blocks = 0;

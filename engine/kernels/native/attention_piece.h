@@ -1,10 +1,10 @@
 /* Rows with few queries attend block by block: BLOCK positions of one KV head at a time.
  *
- *     PIECE positions    [ block ][ block ][ block ] ...    one after the other, into the piece's partial results
+ *     PIECE positions    [ block ][ block ][ block ] ...    in turn, into the piece's partial results
  *
  * A partial result is, for each query, the largest score, the sum of the weights exp(score - largest), and the
- * weighted sum of values. What a query finds depends on the query and the block alone, not on which queries attend to
- * the block together.
+ * weighted sum of values. A query's result depends only on the query and the block, not on which queries
+ * attend to the block together.
  */
 #ifndef ATTENTION_PIECE_H
 #define ATTENTION_PIECE_H
@@ -15,7 +15,7 @@
 #include <math.h>
 
 #if VECTOR_BYTES == 64
-#define TOGETHER 8 /* queries whose sums registers hold while values are added */
+#define TOGETHER 8 /* queries whose sums are held in registers while values are added */
 #else
 #define TOGETHER 4
 #endif
@@ -45,7 +45,7 @@ static inline Partial partial_at(float *floats, int queries)
     return (Partial){floats, floats + queries, floats + 2 * queries};
 }
 
-/* Return what a query numbered `first` of these finds. */
+/* Return the partial result of the query numbered `first`. */
 static inline Partial partial_from(const Partial *partial, int first, int dim)
 {
     return (Partial){partial->best + first, partial->total + first, partial->sums + (size_t)first * dim};
@@ -87,7 +87,7 @@ static inline vf dot(vf sum, const prepared *query, const elem *key)
 }
 
 /* Compute one query's products with the keys of BLOCK positions. The next block is prefetched meanwhile, keys here
- * and values below: line by line, as too many outstanding lines would stall the core. */
+ * and values below: line by line, because too many outstanding lines would stall the core. */
 static inline __attribute__((always_inline)) void score(const prepared *query, const elem *keys,
                                                         const int64_t *offsets, int dim, const bool fetches,
                                                         float *scores)
@@ -118,7 +118,7 @@ static inline void store_weights(weight *to, vf a, vf b)
 #endif
 }
 
-/* Turn a query's products into scores and these into weights. Lanes first .. last are visible; if one of them has
+/* Turn a query's products into scores, and scores into weights. Lanes first .. last are visible; if one of them has
  * a larger score than `best`, the partial results are scaled down. */
 static inline void weigh(const AttentionShape *shape, float *scores, int first, int last, const Partial *query,
                          int dim, weight *weights)
@@ -152,7 +152,7 @@ static inline void weigh(const AttentionShape *shape, float *scores, int first, 
 }
 
 #ifdef HAS_DOT
-enum { STEP = 2 }; /* values that are added at once */
+enum { STEP = 2 }; /* values that are added together */
 static inline vf add_weighted(vf sum, const weight *weights, __m512i values)
 {
     int32_t pair;
@@ -176,7 +176,7 @@ static inline __attribute__((always_inline)) void add_values(const int queries, 
             added[q] = (Two){vload(sums + q * dim + d), vload(sums + q * dim + d + LANES)};
         for (int k = first / STEP * STEP; k < last; k += STEP) {
 #ifdef HAS_DOT
-            static const elem nothing[2 * LANES]; /* What is not visible may be NaN, and 0 * NaN is not 0. */
+            static const elem nothing[2 * LANES]; /* Invisible values may be NaN, and 0 * NaN is not 0. */
             Halves x = load_halves(k < first ? nothing : values + offsets[k] + d,
                                    k + 1 < last ? values + offsets[k + 1] + d : nothing);
             __builtin_prefetch(values + offsets[k + 1 + BLOCK] + d);
@@ -211,7 +211,7 @@ static inline void add_all_values(int queries, const weight *weights, const elem
         add_values(1, weights, values, offsets, first, last, sums, dim);
 }
 
-/* Write a query's result, its sums over `total`. */
+/* Write a query's result: its sums divided by `total`. */
 static inline void store_result(const float *sums, float total, int dim, elem *out)
 {
     for (int d = 0; d < dim; d += 2 * LANES) {
@@ -259,7 +259,7 @@ static inline void prepare_queries(const Attention *attention, const Row *row, i
         prepare_query(query_of(attention, row, kv_head, q), dim, queries + (size_t)q * dim);
 }
 
-/* Compute the offsets of positions first .. end, and of some after them: not visible, but readable. */
+/* Compute the offsets of positions first .. end, and of some positions after them, which are invisible but readable. */
 static inline void locate_blocks(const Attention *attention, const Row *row, int first, int end,
                                  int64_t offsets[PIECE + 2 * BLOCK])
 {

@@ -30,7 +30,7 @@ typedef struct {
     const int32_t *table;
     int first_token; /* in the batch */
     int num_tokens, kv_len;
-    int shared; /* positions of its group; 0 without one */
+    int shared; /* positions that its group shares; 0 without a group */
 } Row;
 
 static inline Row row_of(const Batch *batch, int row)
@@ -96,14 +96,14 @@ static inline vf soft_capped(vf x, float cap)
     return vselect(size < 0.25f, near, vselect(t < 0.0f, -far, far)) * cap;
 }
 
-/* Return the positions that a row attends to together with its group: none where a window hides them. */
+/* Return the positions that a row attends to together with its group: none if a window hides some of them. */
 static inline int shared_positions(const Attention *attention, const Row *row)
 {
     return attention->shape->window ? 0 : row->shared;
 }
 
 /* A row with few queries per KV head is bound by memory and computed by attention_decode.c: a request's next token,
- * or a few draft tokens. attention_cascade.c computes what such rows share, attention_extend.c the other rows. */
+ * or a few draft tokens. attention_cascade.c computes their shared prefixes, attention_extend.c the other rows. */
 static inline bool has_few(const Attention *attention, const Row *row)
 {
     return row->num_tokens * attention->group <= FEW_QUERIES;
@@ -114,7 +114,7 @@ typedef struct {
     ThreadTeam *team;
     int count;
     int next; /* this thread's next item */
-    int done; /* items of the rows before */
+    int done; /* items of earlier rows */
 } Walk;
 
 static inline Walk walk_begin(ThreadTeam *team, int count)
@@ -131,13 +131,13 @@ void NAME(extend)(const Attention *attention, Walk *walk, char *shared, char *ow
 void NAME(cascade)(const Attention *attention, Walk *walk, char *shared, char *own);
 void NAME(decode)(const Attention *attention, Walk *walk, char *shared, char *own);
 
-/* Add up the pieces, in a phase of its own if there are shared bytes: its items, and the functions. */
+/* Add up the pieces, in a separate phase if there are shared bytes: its items, and the functions. */
 int NAME(extend_added)(const Attention *attention);
 int NAME(decode_added)(const Attention *attention);
 void NAME(extend_combine)(const Attention *attention, Walk *walk, char *shared);
 void NAME(decode_combine)(const Attention *attention, Walk *walk, char *shared);
 
-/* Bytes that they need: shared by all threads, and for each thread. */
+/* Bytes that these functions need: shared by all threads, and for each thread. */
 size_t NAME(extend_shared_bytes)(const Attention *attention, int threads);
 size_t NAME(decode_shared_bytes)(const Attention *attention);
 size_t NAME(decode_own_bytes)(const Attention *attention);

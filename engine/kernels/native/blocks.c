@@ -5,15 +5,15 @@
  *     scales[32 / group][32]   leasts[32 / group][32], if there are any   codes[1024]
  *
  * Codes of 8 bits are bytes. Those of 4 bits come in runs of 128: bits 4 k .. 4 k + 3 of word l are number 16 k + l, so
- * that a vector of words is shifted, and its lanes are neighbours.
+ * shifting a vector of words gives neighbouring codes in its lanes.
  *
  * A slice of a panel is widened in the L1 cache and multiplied like any other. A code times its scale is exact in
- * float32, so the numbers are those that widening the whole matrix beforehand gives, bit for bit.
+ * float32, so the numbers are the same, bit for bit, as if the whole matrix were widened beforehand.
  */
 #include "gemm.h"
 
 #define SLICE (512 / (int)sizeof(elem)) /* inputs: 16 KB of `elem` */
-#define PERIOD (PANEL * PAIR)           /* numbers after which the same outputs come again */
+#define PERIOD (PANEL * PAIR)           /* numbers after which the outputs repeat */
 #define RUN 128                         /* numbers of 16 words of codes of 4 bits */
 #define AHEAD 4096                      /* prefetch distance in bytes */
 
@@ -48,10 +48,10 @@ static inline void store_neighbours(elem *to, vf first, vf second)
 /* Return the floats of vector number `vector` of a run, whose words are given. */
 static inline __attribute__((always_inline)) vf floats_of_run(const vu *words, int vector)
 {
-#if defined(__AVX512F__) /* A table takes the lowest bits of its indices, and spares the conversion. */
+#if defined(__AVX512F__) /* A table look-up reads the lowest bits of its indices, and saves the conversion. */
     const __m512 codes = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     __m512i word = (__m512i)(words[0] >> 4 * vector);
-    /* While tiles multiply, a single port multiplies vectors, and it also shifts them. Another one shuffles bytes. */
+    /* While tiles multiply, one port does all products and shifts of vectors. Shuffles of bytes use another one. */
     if (vector && vector % 2 == 0)
         word = _mm512_shuffle_epi8((__m512i)words[0], _mm512_set4_epi32(12 + vector / 2, 8 + vector / 2,
                                                                         4 + vector / 2, vector / 2));
@@ -94,7 +94,7 @@ static inline __attribute__((always_inline)) void widen_block(const Grouping *gr
                                                               const bool has_leasts, const char *block, elem *to)
 {
     _Alignas(64) float scales[PERIOD], leasts[PERIOD];
-    int count = groups->inputs == 16 ? 2 : 1; /* without a division, which a block would wait for */
+    int count = groups->inputs == 16 ? 2 : 1; /* A division would delay each block. */
     int size = PANEL * groups->scale_bytes, numbers = PANEL * groups->inputs;
     const char *codes = block + count * size * (1 + has_leasts);
     for (const char *line = block; line < codes + 128 * bits; line += 64)
@@ -103,7 +103,7 @@ static inline __attribute__((always_inline)) void widen_block(const Grouping *gr
         spread(block + group * size, groups->scale_bytes, scales);
         if (has_leasts)
             spread(block + (count + group) * size, groups->scale_bytes, leasts);
-        else if (bits == 4) /* Codes of 4 bits are then 8 too large. */
+        else if (bits == 4) /* Without least values, codes of 4 bits are 8 too large. */
             for (int i = 0; i < PERIOD; i += LANES)
                 vstore(leasts + i, vload(scales + i) * -8.0f);
         widen_codes(codes, bits, numbers, scales, has_leasts || bits == 4 ? leasts : NULL, to);
@@ -162,7 +162,7 @@ void NAME(panel_multiply_blocks)(const elem *a, ptrdiff_t lda, int rows, const c
     }
 }
 
-/* Where in a block the code of input i of output r is: its number in the order of `elem`. */
+/* The place in a block of the code of input i of output r: its number in the order of `elem`. */
 static inline int number_of(int i, int r) { return (i / PAIR * PANEL + r) * PAIR + i % PAIR; }
 
 /* Byte and lowest bit of a code of 4 bits. */

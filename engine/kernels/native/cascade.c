@@ -1,19 +1,19 @@
-/* Finds rows of a batch that share a prefix, for attention_cascade.c. Compiled once, as it computes no elements.
+/* Finds rows of a batch that share a prefix, for attention_cascade.c. Compiled once, because it computes no elements.
  *
  *     block tables   row 0   4 9 2 | 7          rows 0, 2 and 3 are a group: they begin with the same pages,
- *                    row 1   5 1               which hold the same KV, as a page that several rows hold is not
+ *                    row 1   5 1               which hold the same KV: a page of several rows is not
  *                    row 2   4 9 2 | 3 6        written any more
  *                    row 3   4 9 2 | 8
  */
 #include "attention_sizes.h"
 #include "raydix.h"
 
-/* Positions: rows of a group then have several pieces. Even two rows after so many gain by sharing them
+/* Least shared positions: a group then shares several pieces. Even two rows gain by sharing so many
  * (benchmarks/results/cascade_attention.json), so a group needs no more rows. */
 #define LEAST_SHARED PIECE
 #define MOST_QUERIES 64    /* of a group and a KV head: their partial results stay in a core's caches */
 
-/* The rows as they are compared. */
+/* The rows, in the form in which they are compared. */
 typedef struct {
     const Batch *batch;
     int page_size, group; /* group: queries of a token that share a KV head */
@@ -37,7 +37,7 @@ static int pages_to_share(const Rows *rows, int row)
     int tokens = tokens_of(rows->batch, row);
     if (tokens * rows->group > FEW_QUERIES)
         return 0;
-    int pages = (rows->batch->kv_lens[row] - tokens + 1) / rows->page_size; /* Its first query sees the fewest. */
+    int pages = (rows->batch->kv_lens[row] - tokens + 1) / rows->page_size; /* Its first query sees the fewest pages. */
     return pages < least_pages(rows) ? 0 : pages;
 }
 
@@ -70,7 +70,7 @@ static int list_others(const Rows *rows, int first)
     return found;
 }
 
-/* Return the pages of the prefix whose sharing saves most: the more rows, the less they have in common. */
+/* Return the pages of the prefix whose sharing saves most: more rows have fewer pages in common. */
 static int best_pages(const Rows *rows, int found)
 {
     int64_t best = 0;
@@ -85,7 +85,7 @@ static int best_pages(const Rows *rows, int found)
     return pages;
 }
 
-/* Put the rows from `first` on that wait for a group of so many positions into groups of about the same size, and
+/* Divide the rows from `first` on that wait for a group of so many positions into groups of about equal size, and
  * return the number of groups. */
 static int form_groups(Rows *rows, int first, int positions, const int32_t *shared, Group *groups,
                        int32_t *members, int listed)

@@ -6,7 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Whether AMX tiles can be used. They are 8 KB of registers, which Linux saves only for processes that asked. */
+/* Whether AMX tiles can be used. They are 8 KB of registers, which Linux saves only for processes that asked for it. */
 static bool has_tiles(void)
 {
     unsigned a, b, c, d;

@@ -3,9 +3,8 @@
  *     embed ─▶ x ─┬─ norm ─ qkv ─ (q/k norm) ─ rotate, store ─ attend ─ output ─ + ─┬─ norm ─ gate, up ─ down ─ + ─▶
  *                 └─────────────────────────────────────────────────────────────────┘  └─────────────────────────┘
  *
- * In place of gate, up and down there may be experts. Before each + there may be another norm, and the first two may be
- * left out. x stays in float32; inputs of products
- * with weights are `elem`.
+ * A layer may have experts instead of gate, up and down. There may be another norm before each +, and the first two
+ * norms may be absent. x stays in float32; inputs of products with weights are `elem`.
  */
 #include "attention.h"
 #include "experts.h"
@@ -13,15 +12,15 @@
 
 #include <math.h>
 
-/* A step's intermediate results, for all rows of a layer at once. */
+/* A step's intermediate results, for all rows of a layer together. */
 typedef struct {
-    float *x;         /* [N][hidden]: the caller's, as it is also the result */
+    float *x;         /* [N][hidden]: the caller's memory, because it is also the result */
     elem *normed;     /* [N][hidden] */
     float *qkv;       /* [N][(num_heads + 2 * num_kv_heads) * head_dim] */
     elem *query;      /* [N][num_heads * head_dim] */
     elem *attended;   /* the same */
     elem *inner;      /* [N][intermediate] */
-    float *branch;    /* [N][hidden]: what is normed before it is added, or NULL */
+    float *branch;    /* [N][hidden]: a branch that is normed before it is added, or NULL */
     float *cosines;   /* [N][num_ropes][head_dim / 2] */
     float *sines;     /* the same */
     char *scratch;    /* for attention */
@@ -35,7 +34,7 @@ static AttentionShape shape_of(const Model *model, const Layer *layer)
                             .scale = model->attention_scale, .soft_cap = model->soft_cap, .sinks = layer->sinks};
 }
 
-/* Lay out the buffers of layers with experts, whose shape all of them have. */
+/* Lay out the buffers of layers with experts; all of these have the same shape. */
 static void lay_out_experts(ExpertBuffers *buffers, const Experts *experts, int hidden, size_t rows, char **at)
 {
     size_t pairs = rows * experts->per_token;
@@ -62,7 +61,7 @@ static const Experts *experts_of(const Model *model)
     return NULL;
 }
 
-/* Return the bytes that attention needs in the layer that needs most: windows decide what it keeps. */
+/* Return the bytes that attention needs in the layer that needs most, which depends on their windows. */
 static size_t attention_scratch(const Model *model, const Batch *batches, int threads)
 {
     size_t most = 0;
@@ -104,7 +103,7 @@ EXPORT int64_t NAME(raydix_forward_bytes)(const Model *model, const Batch *batch
     return (int64_t)(uintptr_t)lay_out(&buffers, model, batch, threads, NULL);
 }
 
-/* Return what an RMS norm of x multiplies by, beside its weights. */
+/* Return the factor by which an RMS norm multiplies x, besides its weights. */
 static float norm_factor(const float *x, int n, float eps)
 {
     vf squares = vset(0);
@@ -154,7 +153,7 @@ static void add_rows(ThreadTeam *team, const Model *model, const float *branch, 
     team_barrier(team);
 }
 
-/* Add what attention or MLP has computed, a product of `linear` and a[rows][lda]. */
+/* Add the output of attention or the MLP: the product of `linear` and a[rows][lda]. */
 static void add_phase(ThreadTeam *team, const Model *model, const Linear *linear, const elem *a, ptrdiff_t lda,
                       const float *weight, int rows, Buffers *buffers)
 {
@@ -260,7 +259,7 @@ static void run_layer(ThreadTeam *team, const Model *model, const Layer *layer, 
 }
 
 /* Map token ids to hidden states, float32 [num_tokens][hidden]; writes KV. `pages` are the first layer's. There are
- * num_tables batches, which differ in their block tables and slots alone; the first one has the token ids. */
+ * num_tables batches, which differ only in their block tables and slots; the first one has the token ids. */
 EXPORT void NAME(raydix_forward)(const Model *model, const Batch *batch, const Pages *pages, char *workspace,
                                  float *hidden, int threads)
 {

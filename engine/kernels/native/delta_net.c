@@ -3,15 +3,15 @@
  *
  *     queries, keys, values ─ convolution, SiLU ─▶ q, k, v ─▶ S: forgets, learns ─▶ S q ─▶ gated norm
  *
- * A state is read from memory once and written once: a strip of its columns stays in the nearest cache between what it
- * knows of the key and what it learns.
+ * A state is read from memory once and written once: a strip of its columns stays in the nearest cache between the
+ * product with the key and the update.
  */
 #include "delta_net.h"
 
 #define MOST_DIM 512 /* engine/models/native_delta_net.py has the same limit */
 
-/* Convolve the channels first .. first + count over time, and keep what the next token's convolution sees. `past` and
- * `kept` [kernel - 1][channels] may be the same. */
+/* Convolve the channels first .. first + count over time, and keep the inputs that the next token's
+ * convolution reads. `past` and `kept` [kernel - 1][channels] may be the same. */
 static void convolve(const DeltaNet *net, const elem *past, const elem *now, elem *kept, int first, int count,
                      float *out)
 {

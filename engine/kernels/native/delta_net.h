@@ -1,4 +1,4 @@
-/* What one token's step of gated delta nets and their prompts share. */
+/* Functions that gated delta nets use both for one token and for prompts. */
 #ifndef DELTA_NET_H
 #define DELTA_NET_H
 
@@ -22,7 +22,7 @@ static inline void normalize(float *x, int n, float scale)
         vstore(x + i, vload(x + i) * factor);
 }
 
-/* Add up what a compile-time number of vectors' columns of a state, [key_dim][..], know of a key. */
+/* Multiply a compile-time number of vectors' columns of a state, [key_dim][..], with a key: their prediction. */
 static inline __attribute__((always_inline)) void recall(const int vectors, const float *state, ptrdiff_t stride,
                                                          int key_dim, const float *key, vf *known)
 {
@@ -34,8 +34,8 @@ static inline __attribute__((always_inline)) void recall(const int vectors, cons
             known[v] += vload(state + k * stride + v * LANES) * key[k];
 }
 
-/* Let these columns forget, and learn `learned` of a key; return what its query then finds and, if there is a next key,
- * what they know of that. `from` and `to` may be the same. */
+/* Let these columns decay, and add `learned` for a key. Return their product with its query and, if there is a next
+ * key, their product with that. `from` and `to` may be the same. */
 static inline __attribute__((always_inline)) void learn(const int vectors, const float *from, float *to,
                                                         ptrdiff_t stride, int key_dim, float decay, const float *key,
                                                         const vf *learned, const float *query, vf *found,
@@ -54,13 +54,13 @@ static inline __attribute__((always_inline)) void learn(const int vectors, const
         }
 }
 
-/* Return what is learned of a value by a state that, before it forgets, knows this much of its key. */
+/* Return the update for a value of a state whose product with the key, before it decays, is given. */
 static inline vf to_learn(vf value, vf known, float decay, float strength)
 {
     return (value - known * decay) * strength;
 }
 
-/* Norm what a head's query found, and multiply it with its gate. */
+/* Norm the result of a head's query, and multiply it with its gate. */
 static inline void finish_head(const DeltaNet *net, const float *found, const elem *z, elem *out)
 {
     int dim = net->value_dim;

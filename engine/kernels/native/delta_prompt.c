@@ -2,18 +2,18 @@
  * the value heads that share it. It goes through the row's tokens, AT_ONCE at a time:
  *
  *     window   [ kernel - 1 inputs before | inputs ]   ─ convolution, SiLU ─▶ queries, keys, values
- *     states   [ strip | strip | ... ]                 a strip of columns takes all these tokens, one after the other
+ *     states   [ strip | strip | ... ]                 a strip of columns takes all these tokens in turn
  *
  * The columns of a state advance independently, and a strip stays in the nearest cache. It is read once for a token:
- * what it has learned of one key is not yet written when it is asked for the next. Solving for many tokens at once
+ * the pass that writes one token's update also multiplies with the next key. Solving for many tokens together
  * (arXiv:2412.06464, section 3.3), which torch does, needs more operations; with vectors it is no faster.
  */
 #include "delta_net.h"
 
 #define AT_ONCE 32 /* tokens */
-#define STATE_COLUMNS (4 * LANES) /* of a strip: their sums fit into registers */
+#define STATE_COLUMNS (4 * LANES) /* columns of a strip: their sums fit into registers */
 
-/* What a thread works in. */
+/* A thread's memory. */
 typedef struct {
     elem *window;   /* [kernel - 1 + AT_ONCE][width]: the item's channels: query, key, values */
     float *queries; /* [AT_ONCE][key_dim] */
@@ -39,7 +39,7 @@ static char *lay_out_delta(DeltaScratch *scratch, const DeltaNet *net, char *at)
     return at;
 }
 
-/* Where an item's channels are among all: those of its query, its key and its values. */
+/* The places of an item's channels among all channels: those of its query, its key and its values. */
 typedef struct {
     int from[3], count[3];
 } Channels;
@@ -77,7 +77,7 @@ static void convolve_window(const DeltaNet *net, const DeltaScratch *scratch, in
     }
 }
 
-/* Take the inputs of n tokens, and convolve them. */
+/* Read the inputs of n tokens, and convolve them. */
 static void begin_tokens(const DeltaNet *net, const DeltaScratch *scratch, const Channels *channels, const elem *mixed,
                          int64_t stride, int n)
 {
@@ -95,7 +95,7 @@ static void begin_tokens(const DeltaNet *net, const DeltaScratch *scratch, const
     memmove(scratch->window, scratch->window + (size_t)n * scratch->width, sizeof(elem) * before * scratch->width);
 }
 
-/* What n tokens have for a value head. */
+/* The inputs and results of n tokens for a value head. */
 typedef struct {
     const float *values; /* [n] rows of all value heads of the item */
     float decay[AT_ONCE], strength[AT_ONCE];
@@ -149,7 +149,7 @@ static void copy_state(const DeltaNet *net, float *state, float *strips, bool ta
     }
 }
 
-/* A row's key head on its way. */
+/* The item being computed: a row's key head. */
 typedef struct {
     const DeltaNet *net;
     const DeltaRow *row;
@@ -158,7 +158,7 @@ typedef struct {
     int head;
 } DeltaItem;
 
-/* Take the state from a slot, or keep it in one. */
+/* Load the state from a slot, or store it in one. */
 static void copy_slot(const DeltaItem *item, const DeltaStates *states, int64_t slot, bool takes)
 {
     const DeltaNet *net = item->net;

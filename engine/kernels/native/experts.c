@@ -2,7 +2,7 @@
  *
  *     x ─▶ router ─▶ top k ─▶ (token, expert) pairs ─▶ sorted by expert ─▶ gate, up ─▶ down ─▶ weighted sum of each token's
  *
- * A token's pairs are summed in the order its router gave them, so what else is in a batch changes no sum. Of experts
+ * A token's pairs are summed in the order its router gave them, so other tokens of a batch change no sum. Of experts
  * with equal scores the first is chosen.
  */
 #include "experts.h"
@@ -22,7 +22,7 @@ static int best_of(const float *wanted, int count)
     return best;
 }
 
-/* Leave only those groups of experts whose two best have the best sums (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). */
+/* Keep the groups of experts whose two best scores have the largest sums (DeepSeek-V3, arXiv:2412.19437, 2.1.2). */
 static void close_groups(const Experts *experts, float *wanted)
 {
     int size = experts->num_experts / experts->num_groups;
@@ -89,7 +89,7 @@ static void route_phase(ThreadTeam *team, const Experts *experts, int rows, Expe
     team_barrier(team);
 }
 
-/* Sort the pairs by expert; those of an expert stay in their order. */
+/* Sort the pairs by expert, keeping the order within each expert. */
 static void sort_pairs(const Experts *experts, int pairs, ExpertBuffers *buffers)
 {
     int32_t *next = buffers->next;
@@ -131,7 +131,7 @@ static void gather_phase(ThreadTeam *team, const Experts *experts, const elem *n
     team_barrier(team);
 }
 
-/* The sum begins with what all tokens share. */
+/* The sum begins with the output of the shared MLP. */
 static void shared_phases(ThreadTeam *team, const Experts *experts, const elem *normed, int hidden, int rows,
                           ExpertBuffers *buffers)
 {

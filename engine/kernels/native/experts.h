@@ -1,4 +1,4 @@
-/* A layer's mixture of experts: what it computes, and the intermediate results that it needs memory for. */
+/* A layer's mixture of experts: its computation, and its intermediate results. */
 #ifndef EXPERTS_H
 #define EXPERTS_H
 
@@ -9,16 +9,16 @@ typedef struct {
     float *logits;      /* [N][num_experts] */
     int32_t *chosen;    /* [N][per_token] experts */
     float *weights;     /* [N][per_token] */
-    int32_t *places;    /* [N][per_token] where a pair is among the sorted ones */
+    int32_t *places;    /* [N][per_token] a pair's place among the sorted pairs */
     int32_t *which;     /* [num_experts] the experts that have pairs */
-    int32_t *first;     /* [num_experts + 1] where the pairs of each of these begin */
-    int32_t *next;      /* [num_experts] where the next pair of each expert goes */
+    int32_t *first;     /* [num_experts + 1] the first pair of each of these */
+    int32_t *next;      /* [num_experts] the place of each expert's next pair */
     int32_t *num_used;  /* number of experts that have pairs */
     elem *gathered;     /* [pairs][hidden], sorted */
     elem *inner;        /* [pairs][intermediate] */
     float *outputs;     /* [pairs][hidden] */
     elem *shared_inner; /* [N][shared_intermediate] */
-    float *sum;         /* [N][hidden]: what the layer adds to the stream */
+    float *sum;         /* [N][hidden]: the layer's output, added to the stream */
 } ExpertBuffers;
 
 /* Compute buffers->sum of normed[rows][hidden], in several phases of a team. Ends with a barrier. */

@@ -16,7 +16,7 @@
 #define LEAST_ROWS_OF_ITEM 128 /* With fewer rows, panels would be read too often. */
 #define PRODUCTS (1024 * PANEL) /* products of an item: 128 KB on the stack */
 #define MOST_PANELS_OF_ITEM 8
-#define STREAMED_BYTES (1 << 20) /* Results of at least this size are written past the caches. */
+#define STREAMED_BYTES (1 << 20) /* Results of at least this size bypass the caches. */
 
 typedef struct {
     int rows, panels; /* of one item */
@@ -32,7 +32,7 @@ static Items items_of(const Linear *linear, int rows, int threads)
                                                        : most};
     items.rows = rows < items.rows ? round_up(rows, BLOCK_ROWS) : items.rows;
     items.row_blocks = (rows + items.rows - 1) / items.rows;
-    /* Make several items per thread, as threads seldom end at the same time. Panels in a run are prefetched. */
+    /* Make several items per thread, because threads seldom end at the same time. Panels in a run are prefetched. */
     int share = panels * items.row_blocks / (8 * threads), fit = PRODUCTS / PANEL / items.rows;
     items.panels = share < fit ? share : fit;
     items.panels = items.panels > MOST_PANELS_OF_ITEM ? MOST_PANELS_OF_ITEM : items.panels < 1 ? 1 : items.panels;
@@ -40,7 +40,7 @@ static Items items_of(const Linear *linear, int rows, int threads)
     return items;
 }
 
-/* What is applied to sums: each NULL, or starting at the item's first output. */
+/* Scales and biases applied to sums: each NULL, or starting at the item's first output. */
 typedef struct {
     const float *scales, *bias;
 } Finish;
@@ -80,7 +80,7 @@ static void finish_floats(const float *c, ptrdiff_t ldc, int rows, int width, Fi
     }
 }
 
-/* What becomes of a gate and its up. GELU's tanh form is x / (1 + exp(-2 u)) with u as below. */
+/* Return a gate's activation times its up. GELU's tanh form is x / (1 + exp(-2 u)) with u as below. */
 static inline vf gated(Product product, const Linear *linear, vf gate, vf up)
 {
     if (product == CLAMPED_SWIGLU) {
@@ -186,13 +186,13 @@ void NAME(sorted_linears)(ThreadTeam *team, const Linear *linears, const Sorted 
     _Alignas(64) float c[PRODUCTS];
     int all_items = 0;
     for (int i = 0; i < sorted->count; i++) {
-        /* Matrices in use have rows. A thread that comes late may read what a later layer is sorting, finds less than
-         * one, and has nothing left to take. */
+        /* Matrices in use have rows. A thread that is late may read places that a later layer is sorting: it finds less
+         * than one row, and has no item left. */
         int rows = sorted->first[i + 1] - sorted->first[i];
         Items items = items_of(linears, rows > 0 ? rows : 1, team->size);
         all_items += items.panel_groups * items.row_blocks;
     }
-    /* A thread's items come in ascending order, so it looks for the matrix of the next one from that of the last. */
+    /* A thread's items ascend, so it searches for the next item's matrix from that of the last item. */
     int at = -1, begin = 0, end = 0, row = 0, rows = 0;
     Items items = {0};
     for (int item; (item = team_take(team, all_items)) < all_items;) {
@@ -209,7 +209,7 @@ void NAME(sorted_linears)(ThreadTeam *team, const Linear *linears, const Sorted 
     }
 }
 
-/* Compute one linear layer alone. `product` is a Product; for a and out see `linear`. */
+/* Compute one linear layer by itself. `product` is a Product; for a and out see `linear`. */
 EXPORT void NAME(raydix_linear)(const Linear *linear, const elem *a, int64_t lda, int rows, int product, void *out,
                                 int64_t ldo, int threads)
 {

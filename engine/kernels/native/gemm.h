@@ -5,7 +5,7 @@
  *     elem panel[ outputs / 32 ][ inputs / PAIR ][ 32 ][ PAIR ]        PAIR: 2 in bf16, 1 in float32
  *
  * AVX512_BF16's dot product takes a row of pairs, an AMX tile is sixteen such rows, and other instruction sets widen
- * them. Every output is the sum over its inputs in one order, whatever the number of rows, so a request's result does
+ * them. Every output is the sum over its inputs in one order for any number of rows, so a request's result does
  * not depend on its batch.
  */
 #ifndef GEMM_H
@@ -38,14 +38,14 @@ static inline int block_bytes(const Grouping *groups)
     return 32 / groups->inputs * PANEL * groups->scale_bytes * (groups->has_leasts ? 2 : 1) + 128 * groups->bits;
 }
 
-/* Return the function that widens one block of 32 inputs of such a panel (blocks.c), and prefetches what follows. */
+/* Return the function that widens one block of 32 inputs of such a panel (blocks.c), and prefetches the next one. */
 typedef void WidenBlock(const Grouping *groups, const char *block, elem *to);
 WidenBlock *NAME(widener)(const Grouping *groups);
 
 /* Widen inputs, a multiple of 32, of such a panel. */
 void NAME(widen_blocks)(const Grouping *groups, const char *blocks, int inputs, elem *to);
 
-/* Write one output of such a matrix, times `factor`, to[inputs], rounded as numbers of `elem` and their products are. */
+/* Write one output of such a matrix, times `factor`, to[inputs], rounded like numbers of `elem` and their products. */
 void NAME(widen_output)(const Linear *linear, int output, float factor, float *to);
 
 /* Multiply with such a panel, into c. */
@@ -70,12 +70,12 @@ static inline int panel_bytes(const Linear *linear)
 /* Where bfloat16 has no dot products, many rows and their panels are widened to float32 first, a slice at a time. */
 #if defined(RAYDIX_BF16) && !defined(__AVX512BF16__)
 #define WIDENS
-#define WIDE_ROWS 16     /* From so many rows on, that costs less than widening in each product. */
-#define WIDE_ROWS_QUANTIZED 8 /* The same for quantized panels, which are widened in any case. */
+#define WIDE_ROWS 16     /* With so many rows or more, that costs less than widening in each product. */
+#define WIDE_ROWS_QUANTIZED 8 /* The same for quantized panels, which are always widened. */
 #define WIDE_MOST_ROWS 256
 
-/* c[rows][panels * 32] = a[rows][inputs] * packed, consecutive panels of `linear`: the same sums as the functions above
- * find. rows: at most WIDE_MOST_ROWS. */
+/* c[rows][panels * 32] = a[rows][inputs] * packed, consecutive panels of `linear`: the same sums as those of the
+ * functions above. rows: at most WIDE_MOST_ROWS. */
 void NAME(panels_multiply_widened)(const elem *a, ptrdiff_t lda, int rows, const Linear *linear, const char *packed,
                                    int panels, int inputs, float *c, ptrdiff_t ldc);
 #endif

@@ -4,7 +4,7 @@
 /* Pack the rows at `rows` as a panel's outputs first .. first + num_rows. */
 static void pack_outputs(const elem *rows, ptrdiff_t stride, int num_rows, int inputs, elem *panel, int first)
 {
-    /* Pairs move as one, sixteen at a time: a line is read once, and the written lines stay in the cache. */
+    /* Pairs move as units, sixteen at a time: a line is read once, and the written lines stay in the cache. */
     typedef struct {
         elem inputs[PAIR];
     } Pair;

@@ -1,15 +1,15 @@
-/* Copies the beginnings of KV pages in all layers. Compiled once, as it computes no elements. */
+/* Copies the beginnings of KV pages in all layers. Compiled once, because it computes no elements. */
 #include <string.h>
 
 #include "raydix.h"
 
-/* As cache/lease.py has it. */
+/* The same struct as in cache/lease.py. */
 typedef struct {
     int64_t source, target, num_tokens;
 } PageCopy;
 
-/* Copy one after the other, so no source may be a target too. data: [num_planes][pages], a plane being one layer's
- * keys or values; sizes count bytes. */
+/* Copy in turn, so no source may also be a target. data: [num_planes][pages]; a plane has one layer's keys or values.
+ * Sizes count bytes. */
 EXPORT void raydix_copy_pages(char *data, int64_t num_planes, int64_t plane_bytes, int64_t page_bytes,
                               int64_t slot_bytes, const PageCopy *copies, int64_t num_copies)
 {

@@ -3,7 +3,7 @@
 
 #if !(defined(RAYDIX_BF16) && defined(__AMX_BF16__))
 
-/* Rows x vectors of products are held in registers, beside either the panel's vectors or the rows' inputs. */
+/* Registers hold rows x vectors of products, and either the panel's vectors or the rows' inputs. */
 #if VECTOR_BYTES == 64
 #define MOST_ROWS 12
 #define VECTORS 2
@@ -106,7 +106,7 @@ void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *pa
 {
     for (int first = 0; first < inputs; first += SLICE, panel += SLICE * PANEL, a += SLICE) {
         int count = inputs - first < SLICE ? inputs - first : SLICE;
-        /* Parts are as equal as possible: a pass over the panel costs the same for few rows as for many. */
+        /* Parts are as equal as possible, because a pass over the panel costs the same for few rows as for many. */
         int parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
         for (int part = 0; part < parts; part++) {
             int row = rows * part / parts, end = rows * (part + 1) / parts;

@@ -28,7 +28,7 @@ typedef struct {
 
 void NAME(gemm_begin)(void)
 {
-    /* Not on the stack: GCC does not see that all of it is read, and may leave most of it unwritten. */
+    /* Not on the stack, because GCC does not see that all of it is read, and may not write most of it. */
     static const TileConfig config = {.palette = 1,
                                       .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
                                       .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
@@ -37,7 +37,7 @@ void NAME(gemm_begin)(void)
 
 void NAME(gemm_end)(void) { _tile_release(); }
 
-/* Prefetch into the L1 cache what comes next, or into the L2 cache what is needed only after more rows. */
+/* Prefetch the next lines into the L1 cache, or lines that are needed only after more rows into the L2 cache. */
 static inline __attribute__((always_inline)) void fetch(const elem *from, int lines, const bool is_next)
 {
     for (int line = 0; line < lines; line++)
@@ -123,7 +123,7 @@ void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *pa
     }
 }
 
-/* A block is widened while the last one is multiplied: of a product one waits for the result only. */
+/* A block is widened while tiles multiply the last one: only reading a product's result waits for it. */
 void NAME(panel_multiply_few_blocks)(const elem *a, ptrdiff_t lda, int rows, const char *panel,
                                      const Grouping *groups, int inputs, float *c, ptrdiff_t ldc)
 {
@@ -131,7 +131,7 @@ void NAME(panel_multiply_few_blocks)(const elem *a, ptrdiff_t lda, int rows, con
     WidenBlock *widen = NAME(widener)(groups);
     int size = block_bytes(groups);
     if (rows == 1)
-        lda = 0; /* The row sixteen times: it is in the L1 cache, and what lies behind it need not be. */
+        lda = 0; /* Read the row sixteen times: it is in the L1 cache, unlike the memory after it. */
     _tile_zero(0);
     _tile_zero(1);
     widen(groups, panel, widened[0]);

@@ -1,5 +1,5 @@
-/* Products of many rows in bfloat16 where there are no dot products of it. Both factors are widened, which is exact,
- * and multiplied by float32's kernel: no instruction between its multiply-adds is spent on bfloat16.
+/* Products of many rows in bfloat16 for processors without its dot products. Both factors are widened, which is exact,
+ * and multiplied by float32's kernel: no instruction between multiply-adds converts bfloat16.
  *
  *     for each slice of inputs        rows widened once for all panels, in the L2 cache
  *         for each panel              its slice widened once for all rows, in the L1 cache
@@ -10,7 +10,7 @@
 #ifdef WIDENS
 
 #define SLICE 128 /* inputs: of a panel in float32 16 KB, half of the L1 cache */
-#define FETCHED_ROWS 12  /* rows between prefetches: a multiple of what float32's kernel holds in registers */
+#define FETCHED_ROWS 12  /* rows between prefetches: a multiple of the rows that float32's kernel holds in registers */
 
 typedef uint32_t vu_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
 typedef int16_t vs_anywhere __attribute__((vector_size(VECTOR_BYTES / 2), aligned(1), may_alias));
@@ -55,7 +55,7 @@ static void multiply_fetching(const float *a, int rows, const float *panel, int 
 /* Widen a slice of a panel of `linear`. */
 static void widen_slice(const Linear *linear, const char *slice, int inputs, float *to)
 {
-    if (linear->groups.bits) { /* Rounded as they are for few rows. */
+    if (linear->groups.bits) { /* Rounded as for few rows. */
         _Alignas(64) elem rounded[SLICE * PANEL];
         NAME(widen_blocks)(&linear->groups, slice, inputs, rounded);
         widen_elems(rounded, inputs, to);
@@ -70,7 +70,7 @@ void NAME(panels_multiply_widened)(const elem *a, ptrdiff_t lda, int rows, const
                                    int panels, int inputs, float *c, ptrdiff_t ldc)
 {
     _Alignas(64) float wide_rows[WIDE_MOST_ROWS * SLICE], wide_panel[SLICE * PANEL];
-    size_t step = panel_bytes(linear), size = inputs / 32 * step; /* of 32 inputs, and of a panel */
+    size_t step = panel_bytes(linear), size = inputs / 32 * step; /* bytes of 32 inputs, and of a panel */
     for (int first = 0; first < inputs; first += SLICE) {
         int count = inputs - first < SLICE ? inputs - first : SLICE;
         for (int r = 0; r < rows; r++)

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 13 /* engine/kernels/native.py expects the same number: raise both with each struct or call. */
+#define RAYDIX_ABI 13 /* engine/kernels/native.py expects the same: raise both when a struct or a call changes. */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
@@ -33,7 +33,7 @@ static inline char *carve(char **at, size_t rows, size_t row_bytes)
     return start;
 }
 
-/* How a matrix is stored whose inputs have scales in groups (blocks.c). */
+/* The storage of a matrix whose inputs have scales in groups (blocks.c). */
 typedef struct {
     int32_t bits;        /* of a code: 4 or 8; 0: there are no groups */
     int32_t inputs;      /* of a group: 16 or 32 */
@@ -51,28 +51,28 @@ typedef struct {
     Grouping groups;
 } Linear;
 
-/* A mixture of experts in place of an MLP, as engine/models/experts.py defines it. */
+/* A mixture of experts instead of an MLP, as engine/models/experts.py defines it. */
 typedef struct {
     Linear router;                      /* [num_experts, hidden] */
-    const float *correction;            /* [num_experts], added to scores to choose by, or NULL */
+    const float *correction;            /* [num_experts], added to scores for the choice, or NULL */
     const Linear *gate_up, *down;       /* [num_experts], all of the same shape */
-    Linear shared_gate_up, shared_down; /* of the MLP that all tokens share; no outputs: there is none */
+    Linear shared_gate_up, shared_down; /* of the MLP that all tokens share; without outputs there is none */
     int32_t num_experts, per_token, intermediate, shared_intermediate, num_groups, groups_per_token;
-    float scaling; /* of the weights, where scores are sigmoids */
+    float scaling; /* factor of the weights, where scores are sigmoids */
     bool is_sigmoid, renormalizes, is_clamped;
 } Experts;
 
 typedef struct {
-    const float *input_norm, *post_norm;      /* [hidden], of what attention and MLP read, or NULL */
-    const float *attended_norm, *output_norm; /* [hidden], of what they add to the stream, or NULL */
+    const float *input_norm, *post_norm;      /* [hidden], of the inputs of attention and MLP, or NULL */
+    const float *attended_norm, *output_norm; /* [hidden], of the outputs of both, or NULL */
     const float *qk_norm;                     /* [num_heads + num_kv_heads, head_dim] or NULL */
     const float *sinks;                       /* [num_heads] as in AttentionShape, or NULL */
-    const Experts *experts;                   /* in place of gate_up and down, or NULL */
+    const Experts *experts;                   /* instead of gate_up and down, or NULL */
     Linear qkv, output, gate_up, down;        /* gate_up: panels of 16 gates and the 16 ups that belong to them */
-    int32_t window;                           /* a query at p sees p - window + 1 .. p; 0: everything before it */
-    int32_t rope;                             /* which rotation */
-    int32_t table;                            /* which of the batches has its block table and slots */
-    int32_t number;                           /* where its pages lie: at the layer_stride times this */
+    int32_t window;                           /* a query at p sees p - window + 1 .. p; 0: 0 .. p */
+    int32_t rope;                             /* number of its rotation */
+    int32_t table;                            /* number of the batch with its block table and slots */
+    int32_t number;                           /* its pages begin at layer_stride times this */
 } Layer;
 
 typedef struct {
@@ -108,7 +108,7 @@ typedef struct {
     const int64_t *token_ids;    /* [num_tokens] */
     const Group *groups;         /* [num_groups] */
     const int32_t *members;      /* rows of the groups */
-    const int32_t *shared;       /* [num_rows] positions of the row's group; 0 without one. NULL: no row has one */
+    const int32_t *shared;       /* [num_rows] positions that the row's group shares; 0: no group. NULL: no groups */
     int32_t num_groups;
 } Batch;
 
@@ -125,7 +125,7 @@ typedef struct {
     int32_t num_heads, num_kv_heads, window;
     int32_t head_dim, value_dim; /* numbers of a query and a key; of a value and a result */
     float scale;
-    float soft_cap;     /* scores, times scale, become cap * tanh(score / cap) (arXiv:2408.00118); 0: they stay */
+    float soft_cap;     /* scores, times scale, become cap * tanh(score / cap) (arXiv:2408.00118); 0: no cap */
     const float *sinks; /* [num_heads] a further score of each query that has no value (gpt-oss), or NULL */
 } AttentionShape;
 
@@ -146,7 +146,7 @@ typedef struct {
 /* Rows that advance by one token. */
 typedef struct {
     const elem *mixed;                /* [num_rows][channels], rows mixed_stride apart */
-    const float *decay, *strength;    /* [num_rows][num_value_heads]; of the decay the logarithm */
+    const float *decay, *strength;    /* [num_rows][num_value_heads]; decay is a logarithm */
     const elem *z;                    /* [num_rows][num_value_heads][value_dim], rows z_stride apart */
     elem *out;                        /* [num_rows][num_value_heads][value_dim] */
     const int64_t *sources, *targets; /* [num_rows] slots */
@@ -154,12 +154,12 @@ typedef struct {
     int32_t num_rows;
 } DeltaSteps;
 
-/* After how many of its row's tokens the state is kept in which slot. */
+/* The number of a row's tokens after which its state is kept, and the slot. */
 typedef struct {
     int64_t end, slot;
 } DeltaKept;
 
-/* A row of many tokens; what the first num_replayed of them find is not wanted. */
+/* A row of many tokens; the first num_replayed of them have no result. */
 typedef struct {
     const elem *mixed;             /* [num_tokens][channels], tokens mixed_stride apart */
     const float *decay, *strength; /* [num_tokens][num_value_heads] as above */
@@ -170,14 +170,14 @@ typedef struct {
     int32_t num_tokens, num_replayed, num_kept;
 } DeltaRow;
 
-/* How a row's token is chosen: the parameters of engine/values/sampling_params.py, and the relevant state of the request. */
+/* How to choose a row's token: the parameters of engine/values/sampling_params.py, and state of the request. */
 typedef struct {
     uint64_t seed;
     int64_t position;                        /* in the noise */
     double temperature, top_p, min_p;        /* temperature 0: the most likely token */
     double presence, frequency;              /* penalties */
     const int32_t *counts;                   /* [vocabulary]: engine/sampling/token_counts.py; NULL: no penalties */
-    const int64_t *tail;                     /* [num_tail]: tokens of the output that it does not count; at most 256 */
+    const int64_t *tail;                     /* [num_tail]: tokens of the output that `counts` lacks; at most 256 */
     const int32_t *edited;                   /* [num_edits] tokens; those outside the vocabulary are ignored */
     const float *edits;                      /* [num_edits]: added; -INFINITY forbids */
     const uint32_t *mask;                    /* [mask_words]: bits of the allowed tokens; NULL: all */

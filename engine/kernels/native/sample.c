@@ -1,15 +1,15 @@
 /* Samples the next token of each row of logits, as engine/sampling/sampler.py does: reports log-probabilities, adjusts
  * the logits, chooses a token. One thread computes a row; only its scratch has the size of a row.
  *
- * Weights and their sums are float64, and tokens are drawn in vocabulary order, so the rounding of sums hardly ever
- * decides, and the draw is that of the torch implementation.
+ * Weights and their sums are float64, and tokens are drawn in vocabulary order, so rounding hardly ever changes
+ * the draw, which is that of the torch implementation.
  */
 #include "top_tokens.h"
 
 #include <omp.h>
 
 #define COST_OF_DRAWING 8     /* cost of drawing, relative to finding the largest logit */
-#define WORTH_A_THREAD 262144 /* logits searched for the largest that pay for a thread: some 30 us */
+#define WORTH_A_THREAD 262144 /* logits whose search for the largest justifies a thread: some 30 us */
 
 /* Return the bytes of workspace, aligned to 64, that raydix_sample needs. */
 EXPORT int64_t NAME(raydix_sample_bytes)(int vocabulary, int threads)
@@ -80,7 +80,7 @@ static int draw_from_top(const SampledRow *asked, const float *row, int vocabula
         weigh_tokens(list->logits, count, best, inverse, list->weights);
         total = sum_of(list->weights, count);
     } else {
-        double least = asked->min_p; /* a weight; that of the best token is 1 */
+        double least = asked->min_p; /* a weight; the best token has 1 */
         if (asked->top_p < 1) {
             total = find_sums(row, vocabulary, best, inverse, scratch->sums);
             /* Tokens below this weight add up to less than 1 - top_p. */
@@ -142,8 +142,8 @@ static inline float penalized(Penalties by, float x, int32_t count)
     return count ? changed : x;
 }
 
-/* The same for a vector of logits, lane by lane with the same roundings, and at the same cost whatever the counts:
- * a branch would be guessed wrong the more often, the more tokens have occurred. */
+/* The same for a vector of logits, lane by lane with the same roundings, and at the same cost for any counts:
+ * a branch would be mispredicted more often the more tokens have occurred. */
 static inline vf penalized_vector(Penalties by, vf x, vi count)
 {
     vf changed = vselect(x > 0, x / by.repetition, x * by.repetition);
@@ -152,7 +152,7 @@ static inline vf penalized_vector(Penalties by, vf x, vi count)
     return vselect(count == 0, x, changed);
 }
 
-/* Apply the penalties to all tokens as counted, then anew to those of the tail, which occur more often. */
+/* Apply the penalties to all counted tokens, then again to those of the tail, which occur more often. */
 static void penalize(const SampledRow *asked, float *row, int vocabulary, float *before)
 {
     const Penalties by = {asked->repetition, asked->presence, asked->frequency};
@@ -236,9 +236,9 @@ static int worthwhile(const SampledRow *rows, int num_rows, int vocabulary, int 
     return threads < worth ? threads : (int)worth;
 }
 
-/* Sample a token for each row. logits: float32 [num_rows][vocabulary], rows `stride` apart; adjusted as the rows ask
- * for. tokens: [num_rows], -1 where no choice is valid. Rows with num_top >= 0 report their token's log-probability to
- * logprobs [num_rows], and the top tokens to top_tokens and top_logprobs, [num_rows][top_width]. */
+/* Sample a token for each row. logits: float32 [num_rows][vocabulary], rows `stride` apart; adjusted as the rows
+ * request. tokens: [num_rows], -1 where no choice is valid. Rows with num_top >= 0 report their token's log-probability
+ * to logprobs [num_rows], and the top tokens to top_tokens and top_logprobs, [num_rows][top_width]. */
 EXPORT void NAME(raydix_sample)(const SampledRow *rows, int num_rows, float *logits, int64_t stride, int vocabulary,
                                 int64_t *tokens, float *logprobs, int32_t *top_tokens, float *top_logprobs,
                                 int top_width, char *workspace, int threads)

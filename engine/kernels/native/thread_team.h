@@ -2,8 +2,8 @@
  *
  * OpenMP's barriers and regions cost microseconds each, and a step of a small model has dozens of phases. Threads take
  * work one item at a time, and a phase ends when its items are done, not when all threads have reached its end: a
- * thread that the system has suspended delays the others only if it holds an item. When it resumes, it finds the past
- * phases empty.
+ * thread that the system has suspended delays the others only if it holds an item. When it resumes, it finds past
+ * phases without items.
  */
 #ifndef THREAD_TEAM_H
 #define THREAD_TEAM_H

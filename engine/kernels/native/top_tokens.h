@@ -1,8 +1,8 @@
 /* A row of logits and its tokens' weights: their sums, and the top tokens.
  *
- * Weights are e^((logit - best) / temperature) in float64. A row is processed in blocks of ROW_BLOCK tokens, each with
- * its largest logit and the sum of its weights. Nothing is sorted: top-k and top-p keep the tokens above a cut in the
- * order of logits, which is found by histograms of ever narrower ranges, first among the few tokens above a bound.
+ * Weights are e^((logit - best) / temperature) in float64. A row is processed in blocks of ROW_BLOCK tokens; each block
+ * has its largest logit and the sum of its weights. Nothing is sorted: top-k and top-p keep the tokens above a cut in
+ * the order of logits, which is found by histograms of ever narrower ranges, first among the few tokens above a bound.
  */
 #ifndef TOP_TOKENS_H
 #define TOP_TOKENS_H
@@ -30,7 +30,7 @@ typedef struct {
 } List;
 
 typedef struct {
-    List list;        /* [vocabulary], and a vector's width more */
+    List list;        /* [vocabulary + a vector's width] */
     int32_t *indices; /* the same, for find_cut */
     float *maxima;    /* of each block */
     double *sums;     /* the same */
@@ -166,7 +166,7 @@ static int collect(const float *row, int n, float least, List *list)
     return count;
 }
 
-/* Find the cut that takes the top tokens of n > 0, at least the first, as long as those taken before weigh less than
+/* Find the cut that takes the top tokens of n > 0, at least the first, while those taken before weigh less than
  * `wanted`. If weights is NULL, each token weighs 1. All logits must be finite.
  *
  *     hi ┌─────┬─────┬─ ... ─┐ lo      buckets before the one that reaches `wanted` are taken; that one becomes the

@@ -1,4 +1,4 @@
-/* Operations across lanes: sums of vectors and transposition; and `Two`, whose order of elements avoids them. */
+/* Operations across lanes: sums of vectors, and transposition. The order of elements in `Two` avoids them. */
 #ifndef TRANSPOSE_H
 #define TRANSPOSE_H
 
@@ -151,7 +151,7 @@ static inline void interleave(const elem *a, const elem *b, elem *to)
 #endif
 
 #if defined(RAYDIX_BF16) && defined(__AVX512BF16__)
-/* 2 * LANES pairs of an element of x and one of y. As whole registers are not interleaved across their quarters, the
+/* 2 * LANES pairs of an element of x and one of y. Because instructions interleave within quarters of a register, the
  * first half has the elements 0-3, 8-11, 16-19 and 24-27, the second one the others. */
 typedef struct {
     __m512i a, b;

@@ -50,7 +50,7 @@ static inline void vstream_end(void)
 #endif
 }
 
-/* Select lane by lane: a where all bits of the mask are set, b where none is. */
+/* Select lane by lane: a where all bits of the mask are set, b where no bit is set. */
 static inline vf vselect(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 
 /* Return the larger lanes; b where either is NaN. */

@@ -206,7 +206,7 @@ def _attend(
             place = arrived + row * NUM_KV_HEADS + kv_head
             if tl.atomic_add(place, 1, sem="acq_rel", scope="gpu") == num_own - 1:
                 tl.debug_barrier()
-                tl.store(place, 0)  # for the next layer
+                tl.store(place, 0)  # reset for the next layer
                 acc, highest, total = _merged(
                     part_values,
                     part_lse,

@@ -176,7 +176,7 @@ def _extend(
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     highest = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
-    if HAS_SINKS:  # counts as a score before all others
+    if HAS_SINKS:  # Sinks count as a score before all others.
         highest = scores_of_sinks(sinks, head, packed < BLOCK_M // GROUP * GROUP)
         total = tl.full([BLOCK_M], 1.0, dtype=tl.float32)
     start, whole_start, whole_end, end = seen_tiles(offset, first, last, WINDOW, TILE)
@@ -215,6 +215,6 @@ def _extend(
                     phase != 1,
                     INTERPRETED,
                 )
-    acc = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale  # padding has seen nothing
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale  # Padding has no visible position.
     places = (token * NUM_HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(out + places, acc.to(out.dtype.element_ty), mask=is_real)

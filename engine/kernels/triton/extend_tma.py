@@ -215,6 +215,6 @@ def _extend_tma(
                     phase != 1,
                     INTERPRETED,
                 )
-    acc = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale  # padding has seen nothing
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale  # Padding has no visible position.
     places = (token * NUM_HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(out + places, acc.to(out.dtype.element_ty), mask=is_real)

@@ -137,12 +137,12 @@ def _parsed_in_turn() -> Iterator[None]:
     """
     parse, turn = JITFunction.parse, threading.Lock()
 
-    def parse_alone(kernel: JITFunction[Any]) -> ast.Module:
+    def parse_in_turn(kernel: JITFunction[Any]) -> ast.Module:
         with turn:
             tree: ast.Module = parse(kernel)
         return tree
 
-    JITFunction.parse = parse_alone
+    JITFunction.parse = parse_in_turn
     try:
         yield
     finally:

@@ -83,8 +83,8 @@ def num_programs(shared_bytes: int, device: torch.device, *, widens: bool = Fals
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
     facts = torch.cuda.get_device_properties(device)
-    beside = programs_per_sm(shared_bytes, int(facts.shared_memory_per_multiprocessor), widens=widens)
-    return int(facts.multi_processor_count) * beside
+    per_sm = programs_per_sm(shared_bytes, int(facts.shared_memory_per_multiprocessor), widens=widens)
+    return int(facts.multi_processor_count) * per_sm
 
 
 def programs_per_sm(shared_bytes: int, shared_of_sm: int, *, widens: bool) -> int:

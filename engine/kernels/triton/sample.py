@@ -97,15 +97,15 @@ def choose(logits: torch.Tensor, tensors: SamplingTensors, positions: torch.Tens
         found = empty(torch.int32, rows, PASSES + 1, 2), empty(torch.float64, rows, PASSES + 1)
         passed = empty(torch.float64, rows, PASSES, chunks, THRESHOLDS)
         candidates, counts = empty(torch.float32, rows, chunks, ROOM), empty(torch.int32, rows, chunks)
-        weighed, alone, each = (*row, *asked, best, sums, *found), (rows,), (rows, chunks)
+        weighed, by_row, each = (*row, *asked, best, sums, *found), (rows,), (rows, chunks)
         many = parts | {"PASSES": PASSES, "MANY": THRESHOLDS}
         launch(
-            find_bounds, alone, maxima, size, *asked, best, sums, *found, BLOCK=BLOCK, PASSES=PASSES, **searching
+            find_bounds, by_row, maxima, size, *asked, best, sums, *found, BLOCK=BLOCK, PASSES=PASSES, **searching
         )
         for number in range(PASSES):
             launch(narrow, each, *weighed, passed, PASS=number, **many)
         launch(collect, each, *weighed, passed, candidates, counts, ROOM=ROOM, **many)
-        launch(find_cuts, alone, *weighed, candidates, counts, cuts, ROOM=ROOM, PASSES=PASSES, **searching)
+        launch(find_cuts, by_row, *weighed, candidates, counts, cuts, ROOM=ROOM, PASSES=PASSES, **searching)
         launch(_weigh, (rows, chunks), *row, *asked, best, cuts, sums, equals, HAS_CUTS=True, **parts)
     noise = tensors.seed, positions
     launch(
@@ -316,6 +316,6 @@ def _draw(
             weights = weight_of(x, best, inverse)
             weights = tl.where(stays & (weights >= least), weights, 0.0)
             passed = (tl.cumsum(weights, axis=0) + so_far > wanted) & (weights > 0)
-            last = tl.max(tl.where(weights > 0, token, 0), axis=0)  # If rounding makes sums disagree.
+            last = tl.max(tl.where(weights > 0, token, 0), axis=0)  # Rounding may make the sums disagree.
             result = tl.minimum(tl.min(tl.where(passed, token, size), axis=0), last)
     tl.store(tokens_ptr + row, result.to(tl.int64))

@@ -12,7 +12,7 @@ import triton.language as tl
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # Then `launch` never sets PDL.
+except ImportError:  # Without it, `launch` never sets PDL.
     gdc_launch_dependents = gdc_wait = None
 
 TILE = tl.constexpr(64)

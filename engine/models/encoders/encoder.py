@@ -74,7 +74,7 @@ class EncoderBlock(nn.Module):
         self._norms_inputs = config.is_modern
         self.attention = EncoderAttention(config, layer)
         self.mlp = EncoderMLP(config)
-        has_norm = layer > 0 or not config.is_modern  # A ModernBERT already has one after the embeddings.
+        has_norm = layer > 0 or not config.is_modern  # ModernBERT already has a norm after the embeddings.
         self.attention_norm = _norm(config) if has_norm else None
         self.mlp_norm = _norm(config)
 

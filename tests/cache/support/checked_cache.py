@@ -366,7 +366,7 @@ class CheckedCache:
         for token, child in node.children.items():
             assert child.tokens[0] == token and child.parent is node and child.start == node.end
         continuing = [child for child in node.children.values() if child.first_slot * page_size > child.start]
-        assert continuing == ([] if node.going_on is None else [node.going_on])
+        assert continuing == ([] if node.continuation is None else [node.continuation])
         assert node.queued or not node.is_evictable
         assert node.tokens or node.children or node.pins
 

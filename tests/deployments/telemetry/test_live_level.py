@@ -59,7 +59,7 @@ def test_a_wrong_one_ends_a_start_and_no_process_that_runs(
     logger.propagate = True
     take_over(wrong)
     assert logger.level == logging.ERROR
-    assert "goes on with the settings that it has" in caplog.text
+    assert "keeps its current settings" in caplog.text
     assert take_over.is_refused
     take_over({"logging": {"level": "ERROR"}})
     assert not take_over.is_refused

@@ -90,7 +90,7 @@ def test_a_step_that_graphs_run_arrives_without_its_requests(packet: Any) -> Non
     assert isinstance(task, ReplayTask)
     got = task.step()
     assert (list(got.copies), list(got.swap_out), list(got.swap_in)) == ([PageCopy(7, 4, 2)], [(1, 0)], [])
-    assert (got.size, got.changes.number, len(got.rows), got.changes.is_anew) == (DecodeSize(4, 96), 7, 2, False)
+    assert (got.size, got.changes.number, len(got.rows), got.changes.is_reset) == (DecodeSize(4, 96), 7, 2, False)
     assert (got.tails is None) == (tails is None) and got.sampler == sampler and not got.sampling_rows(list)
     if packet is None:
         assert got.changes.packet is None

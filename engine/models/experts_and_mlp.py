@@ -21,7 +21,7 @@ from engine.models.mlp import MLP
 from engine.parallel.collective import Collective
 
 
-class ExpertsBeside(nn.Module):
+class ExpertsAndMLP(nn.Module):
     """A layer's MLP, its router and its experts (or those of this rank)."""
 
     def __init__(
