@@ -7,6 +7,7 @@ not installed, its file is left out, and the report's header says so; from .venv
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -128,11 +129,14 @@ def _serving(port: int, *arguments: str) -> Iterator[str]:
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], url: str, output: Path) -> None:
+    """Wait until all models have their engines: with the first of them, an ingress says that it is ready."""
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline and server.poll() is None:
         try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=5):
-                return
+            with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+                if json.load(answer)["status"] == "healthy":
+                    return
         except OSError:
-            time.sleep(0.5)
+            pass
+        time.sleep(0.5)
     pytest.fail(f"the application did not start:\n{output.read_text(errors='replace')[-4000:]}")
