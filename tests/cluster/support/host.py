@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from tests.support.waiting import wait_until
+
 _NAMESPACES = ("--net", "--mount", "--pid", "--ipc", "--uts")
 _FIRST_PROCESS = Path(__file__).with_name("first_process.py")
 
@@ -63,8 +65,9 @@ class Host:
         return [process for process in self._processes() if all(word in _command_of(process) for word in words)]
 
     def pause(self) -> None:
-        """Suspend all processes, as a hypervisor does that moves the host."""
+        """Suspend all processes, as a hypervisor does that moves the host, and wait until none runs."""
         self._signal(signal.SIGSTOP)
+        wait_until(lambda: all(map(_is_at_rest, self._processes())))
 
     def resume(self) -> None:
         """Let paused processes run again."""
@@ -120,6 +123,13 @@ with open(sys.argv[1], "wb", buffering=0) as file:
         if error.errno != errno.ENOSPC:
             raise
 """
+
+
+def _is_at_rest(process: psutil.Process) -> bool:
+    try:
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _command_of(process: psutil.Process) -> str:
