@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,12 @@ class Host:
         return [process for process in self._processes() if all(word in _command_of(process) for word in words)]
 
     def pause(self) -> None:
-        """Suspend all processes, as a hypervisor does that moves the host, and wait until none runs."""
+        """Suspend all processes, as a hypervisor does that moves the host, and wait until none runs.
+
+        Each `nsenter` stops with its command: one that stopped only after it was resumed would stay stopped.
+        """
         self._signal(signal.SIGSTOP)
-        wait_until(lambda: all(map(_is_at_rest, self._processes())))
+        wait_until(lambda: all(map(_is_at_rest, [*self._processes(), *self._entered_processes()])))
 
     def resume(self) -> None:
         """Let paused processes run again."""
@@ -78,8 +82,9 @@ class Host:
         """End the host and all its processes in one moment, as a power failure does. Idempotent."""
         if self._unshare.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
-            self._resume_entered()
-            self._unshare.wait()
+            while self._unshare.poll() is None:
+                self._resume_entered()
+                time.sleep(0.01)
 
     def fill_disk(self) -> None:
         """Leave no byte free on the host's disk."""
@@ -94,9 +99,13 @@ class Host:
         return self.directory / "filling"
 
     def _resume_entered(self) -> None:
-        """Resume each `nsenter`, which stops when its command is stopped, and then would not notice its end."""
         for process in self._entered:
             process.send_signal(signal.SIGCONT)
+
+    def _entered_processes(self) -> Iterator[psutil.Process]:
+        for process in self._entered:
+            if process.poll() is None:
+                yield psutil.Process(process.pid)
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._processes():
