@@ -21,7 +21,7 @@ EVERYTHING: Mapping[str, str] = {
     "tenant": ".*",
     "__rate_interval": "1m",
 }
-"""Grafana's values for its variables where nothing is chosen."""
+"""The values that Grafana gives its own variables before a user chooses any."""
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
 
 Values = NDArray[np.float64]

@@ -97,7 +97,7 @@ class WindowTails(ResumePoints):
         return self.rows_of(node.resume_point)
 
     def rows_of(self, tail: int) -> Sequence[Row]:
-        """Return the rows of a tail."""
+        """Return the rows that hold the tail of a resume point."""
         return self._tails[tail]
 
     def take(self, num_rows: int) -> list[Row]:

@@ -42,7 +42,7 @@ from router.member import ReplicaLoad
 
 WIRE_VERSION = 15
 OLDEST_WIRE_VERSION = 15
-"""The last release's version: an older peer is refused. A newer one decides itself."""
+"""The last release's version. Older peers are refused; a newer peer decides whether it talks to this version."""
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 

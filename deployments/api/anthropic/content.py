@@ -218,7 +218,7 @@ def taken_message(given: object, ignored: IgnoredFields, path: str) -> object:
 
 
 def _is_of_server(kind: str, block: Mapping[str, Any]) -> bool:
-    """Whether a block of an answer is one that only Anthropic's server writes, without text for the model."""
+    """Whether only Anthropic's server writes this kind of block, which has no text for the model."""
     return kind not in (*_KINDS, "image", "document") and _text_in(kind, block) is None
 
 

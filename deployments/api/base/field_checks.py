@@ -28,7 +28,7 @@ def in_vocabulary(name: str, token_ids: object, vocab_size: int) -> None:
 
 
 def at_most(limits: Limits, setting: str, name: str, count: int, unit: str) -> None:
-    """Raise `ApiError` 400 when there are more of something than a setting in `limits` allows."""
+    """Raise `ApiError` 400 if the field `name` has more than the setting allows, counted in `unit`."""
     limit: int = getattr(limits, setting)
     if count > limit:
         raise invalid(f"{name} has {count} {unit}, at most {limit} are allowed (limits.{setting}).", name)

@@ -36,7 +36,7 @@ class ControlGuard:
         return ids + self._without_control(text[end:])
 
     def _are_as_spelled(self, made: list[int], spelled: list[str]) -> bool:
-        """Whether no control token is unspelled, and each that is always found is there as often as spelled."""
+        """Whether `made` has only the control tokens that are spelled, and all that the tokenizer must find."""
         all_spelled = Counter(self._written[found] for found in spelled)
         must = Counter(self._written[found] for found in spelled if found not in self._control.choosy)
         return must <= Counter(made) <= all_spelled

@@ -99,7 +99,7 @@ class _Call:
 
     @property
     def is_call(self) -> bool:
-        """Whether this is a call if the text ends here."""
+        """Whether the text read so far would be a complete call."""
         return bool(self._name) and (self._arguments is not None or not self._has_others)
 
     def members(self) -> Parser[None]:

@@ -148,7 +148,7 @@ def _parser(
 def context_of(
     prefix: str, served: ServedModel, request: ChatRequest | CompletionRequest, prompts: Sequence[EncodedPrompt]
 ) -> ResponseContext:
-    """Return the context of the answers to some prompts, with an id that begins with `prefix`."""
+    """Return the fields that all parts of a request's answer share. Its id begins with `prefix`."""
     options = request.stream_options
     return ResponseContext.begin(
         prefix,

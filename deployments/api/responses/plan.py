@@ -306,8 +306,8 @@ async def _planned(
 async def _shortened(
     chat: ChatRequest, tokenize: Callable[[ChatRequest], Awaitable[ChatPrompt]], least_room: int
 ) -> tuple[ChatRequest, ChatPrompt]:
-    """Omit as few of the oldest messages as leaves room for an answer of `least_room` tokens, and none where
-    omitting all does not. Raises `ApiError`.
+    """Omit only as many of the oldest messages as an answer of `least_room` tokens needs. If no number of them
+    makes enough room, omit none. Raises `ApiError`.
     """
 
     async def with_room(shorter: ChatRequest) -> ChatPrompt | None:
@@ -334,7 +334,7 @@ async def _shortened(
 
 
 def _least_room(served: ServedModel, request: ResponsesRequest) -> int:
-    """Return the room that an answer needs, in tokens, besides what the request asks for itself."""
+    """Return the tokens that the context must leave for an answer; 0 if the request itself bounds it."""
     return 0 if request.max_output_tokens is not None else math.ceil(served.card.max_model_len / _ANSWER_SHARE)
 
 
