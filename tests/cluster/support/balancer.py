@@ -19,6 +19,7 @@ defaults
     timeout connect 2s
     timeout client 1h
     timeout server 1h
+    timeout check 60s
     option redispatch
 listen ingresses
     bind {address}:{port}

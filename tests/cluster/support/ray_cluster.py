@@ -79,6 +79,8 @@ class RayCluster:
             dashboard = f"http://{self.head.address}:{_DASHBOARD_PORT}"
             self.head.run(str(_PROGRAMS / "serve"), "deploy", "-a", dashboard, file.name, env=_ENVIRONMENT)
         wait_until(self.is_whole)
+        # The balancer looks at the ingresses in its own time.
+        wait_until(lambda: httpx.get(f"{self.url}/ready", timeout=60).status_code == 200)
 
     def remove(self) -> None:
         """Remove the application, and wait until its processes have ended."""
