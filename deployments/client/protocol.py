@@ -8,14 +8,14 @@ This module knows neither Ray nor ZeroMQ, so the API is tested with a scripted c
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
 from deployments.client.timeline import Timeline
-from deployments.wire.messages import RefusalKind
+from deployments.wire.messages import RefusalKind, ResumableStream, StreamPart
 from engine.values.sampling_params import SamplingParams
 from engine.values.stream_delta import StreamDelta
 
@@ -51,6 +51,8 @@ class GenerateRequest(Struct, frozen=True):
     block_hashes: Sequence[int] | None = None
     """Prefix hashes of the blocks of `prompt_ids` and `output_ids`, as `router.placer.Placer` computes them;
     None before that."""
+    stream: ResumableStream | None = None
+    """Set where the stream outlives this process and its client's connection."""
 
     @property
     def sharer(self) -> str:
@@ -127,6 +129,10 @@ class EndsEngines(Exception):
         self.num_replicas = num_replicas
 
 
+class TakenOver(Exception):
+    """Another reader continues the stream, so this one ends."""
+
+
 class DeliveryFailed(Exception):
     """A defect of Raydix ended the stream; the log has its traceback. HTTP 500."""
 
@@ -181,6 +187,29 @@ class Generation(Protocol):
     async def aclose(self) -> None:
         """Abort the request in the engine unless it has finished; frees its pages within one step. Idempotent."""
         ...
+
+    async def detach(self) -> None:
+        """Stop reading. A resumable stream is generated further, for a while; any other one is aborted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPart:
+    """One request of a stream, at the replica that has its tokens."""
+
+    replica: str
+    part: StreamPart
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStream:
+    """A stream that replicas generate, or have generated and still keep."""
+
+    tenant: str
+    record: bytes
+    """The client's request as the API packed it; empty where it was too large to be kept."""
+    parts: Mapping[int, FoundPart]
+    """Its requests by their index. Those that no replica knows are omitted."""
 
 
 class Turn(Protocol):
@@ -293,6 +322,17 @@ class EngineClient(Protocol):
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return once an engine accepted; raise `Overloaded`, `Unavailable` or `Rejected` when none did."""
+        ...
+
+    async def find(self, name: str) -> FoundStream | None:
+        """Return a resumable stream from the replicas that have it; None if none that answers has it."""
+        ...
+
+    async def adopt(self, request: GenerateRequest, found: FoundPart) -> Generation:
+        """Continue to read a request's stream, from its first token. Whoever read it before gets `TakenOver`.
+
+        It waits for no turn, because it runs already. If its replica is lost, it continues at another one.
+        """
         ...
 
     async def health(self) -> FleetHealth:

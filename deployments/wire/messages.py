@@ -118,6 +118,23 @@ class KVOrigin(msgspec.Struct, array_like=True, frozen=True):
     """Leading tokens whose KV is there."""
 
 
+class ResumableStream(msgspec.Struct, array_like=True, frozen=True):
+    """Lets any ingress continue a stream. It stays with the replica that generates, and moves with a migration."""
+
+    name: str
+    """The answer's id, which cannot be guessed."""
+    index: Count
+    """Which of the answer's requests to engines this is."""
+    tenant: str
+    """The tenant to which the stream belongs."""
+    record: bytes = b""
+    """The client's request as the API packs it; empty where it is too large to be kept."""
+    detached_s: float | None = None
+    """Seconds for which it is generated without a reader; None: as the replica's settings have it."""
+    num_cached: Count = 0
+    """Cached prompt tokens as the first replica reported them."""
+
+
 class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
     """Run a request. Sent again under the same id, it is not run again: its stream is sent from the start."""
 
@@ -143,6 +160,8 @@ class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
     """The source to ask for KV; None: no source."""
     is_deferrable: bool = False
     """Whether it yields to every request that is not deferrable."""
+    stream: ResumableStream | None = None
+    """Set where the stream outlives its ingress and its client's connection."""
 
 
 class Backlog(msgspec.Struct, tag=5, array_like=True, frozen=True):
@@ -171,6 +190,24 @@ class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
     """The number of the hello that it answers."""
     version: int = 15
     """The replica's wire version."""
+
+
+class StreamPart(msgspec.Struct, array_like=True, frozen=True):
+    """One request of a resumable stream, as a replica has it."""
+
+    index: Count
+    request_id: str
+    """Its id at this replica."""
+    num_tokens: Count
+    """Tokens of the stream so far, including those that other replicas have generated."""
+    output_ids: bytes = b""
+    """Token ids that other replicas have generated, int32, little endian. The rest comes as after a `Resume`."""
+    num_prompt_reported: Count = 0
+    """Leading prompt tokens whose log-probabilities other replicas have sent, if requested."""
+    num_cached: Count = 0
+    """Cached prompt tokens as the first replica reported them, if there were others."""
+    finish_reason: str | None = None
+    """How it ended; None while it is generated."""
 
 
 class Refused(msgspec.Struct, tag=11, array_like=True, frozen=True):
