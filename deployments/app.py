@@ -122,6 +122,7 @@ def bind_engines(
             for deployment in each.deployments(served)
         },
         health=args.health,
+        streams=args.streams,
         wire=args.wire,
         metrics=args.metrics,
         warm_up=args.warm_up,

@@ -28,6 +28,7 @@ from deployments.config.settings import (
     RouterSettings,
     Settings,
     SloSettings,
+    StreamSettings,
     TracingSettings,
     WarmUpSettings,
     WireSettings,
@@ -175,6 +176,8 @@ class AppArgs(AccessSettings):
     """Which replica a request goes to."""
     health: HealthSettings = HealthSettings()
     """When a replica counts as lost, and what happens to its requests."""
+    streams: StreamSettings = StreamSettings()
+    """How long streams outlive their readers."""
     wire: WireSettings = WireSettings()
     """Ports on which engine replicas listen for ingresses."""
     warm_up: WarmUpSettings = WarmUpSettings()

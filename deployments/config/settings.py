@@ -95,6 +95,26 @@ class HealthSettings(Settings):
     """Largest share of all requests that may be sent to a second replica."""
 
 
+class StreamSettings(Settings):
+    """How long streams outlive their readers, for clients that ask for event ids: see docs/streams.md."""
+
+    detached_s: float = Field(default=10.0, ge=0)
+    """Seconds for which a stream is generated further after its last reader has left."""
+    max_detached_s: float = Field(default=600.0, ge=0)
+    """Longest such time that a request may ask for (`x-raydix-detached-s`), and that of responses in the
+    background."""
+    keep_s: float = Field(default=60.0, ge=0)
+    """Seconds for which a replica keeps a stream that has ended, or has no reader, to be read again."""
+    max_kept: int = Field(default=256, ge=0)
+    """Most streams without a reader that a replica keeps for each tenant, including those that it still generates;
+    the oldest are forgotten first."""
+    max_kept_bytes: int = Field(default=64 * 2**20, ge=0)
+    """Most bytes of such streams for each tenant, with their requests."""
+    max_record_bytes: int = Field(default=2**18, ge=0)
+    """Largest request that is kept with its stream. After a larger one, a client has to send the request again
+    to continue."""
+
+
 class WireSettings(Settings):
     """The connections between ingresses and engine replicas: see `deployments/wire/handshake.py`."""
 

@@ -257,6 +257,7 @@ class Ingress:
             settings=shown_settings(args),
             shows_tokenizer=args.tokenizer_info,
             responses=self._responses,
+            streams=args.streams,
             spool=self._spool,
             admin_key_hash=args.admin_key_hash,
             allowed_hosts=args.ingresses.hosts,

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 
 from deployments.config.kv_events import KvEventSettings
 from deployments.config.kv_fetch import KvFetchSettings
-from deployments.config.settings import ChatSettings, HealthSettings, MetricsSettings, WarmUpSettings, WireSettings
+from deployments.config.settings import (
+    ChatSettings,
+    HealthSettings,
+    MetricsSettings,
+    StreamSettings,
+    WarmUpSettings,
+    WireSettings,
+)
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.wire.server import WireTimings
 from engine.base.machine import CpuPolicy
@@ -23,6 +30,7 @@ class ReplicaSettings:
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Ranks of a replica of each engine deployment, with which these are counted again when a replica starts."""
     health: HealthSettings = field(default_factory=HealthSettings)
+    streams: StreamSettings = field(default_factory=StreamSettings)
     wire: WireSettings = field(default_factory=WireSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)

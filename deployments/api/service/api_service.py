@@ -13,7 +13,7 @@ from deployments.api.responses.kept import KeptResponses
 from deployments.api.served.served_model import ServedModel
 from deployments.batch.spool import Spool
 from deployments.config.limits import Limits
-from deployments.config.settings import SloSettings
+from deployments.config.settings import SloSettings, StreamSettings
 from deployments.config.version import raydix_version
 from monitoring.metrics import Metrics
 
@@ -41,6 +41,8 @@ class ApiService:
     """Where requests that name no served model are counted; None counts nothing."""
     slo: SloSettings = field(default_factory=SloSettings)
     """Latency targets that requests are measured against."""
+    streams: StreamSettings = field(default_factory=StreamSettings)
+    """How long streams outlive their readers."""
     version: str = field(default_factory=raydix_version)
     access: AccessControl = field(default_factory=AccessControl)
     """Keys, tenants and their limits; by default the service is open."""
