@@ -11,12 +11,17 @@ reader left first is forgotten first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from deployments.config.settings import StreamSettings
 from deployments.wire.messages import Generate, ResumableStream, StreamPart
 from deployments.wire.outbox import Outbox, StreamLog, size_of
+
+LOOK_S = 0.25
+"""Seconds between two looks for streams to be aborted or forgotten."""
+NO_INGRESS = ""
+"""The ingress of requests without a reader."""
 
 
 @dataclass(slots=True)
@@ -35,8 +40,10 @@ class _Kept:
 class ResumableStreams:
     """Keeps the resumable requests in an outbox. Not thread-safe: its owner holds a lock."""
 
-    def __init__(self, outbox: Outbox, settings: StreamSettings) -> None:
-        self._outbox, self._settings = outbox, settings
+    def __init__(self, outbox: Outbox, settings: StreamSettings, abort: Callable[[str], None]) -> None:
+        """`abort` has the engine abort a request."""
+        self._outbox, self._settings, self._abort = outbox, settings, abort
+        self._looked_at = 0.0
         self._kept: dict[str, _Kept] = {}
         self._names: dict[str, dict[str, None]] = {}  # stream -> its requests
         self._left: dict[str, dict[str, None]] = {}  # tenant -> its requests without a reader, in order of leaving
@@ -60,20 +67,40 @@ class ResumableStreams:
         """Return whether this is a resumable request that is kept."""
         return request_id in self._kept
 
-    def leave(self, request_id: str, at: float) -> list[str]:
-        """Note that a request has no reader since `at`, or ended then. Return the requests that the tenant's
-        bounds exclude now: those that run have to be aborted, and all to be forgotten.
+    def detach(self, ingress_id: str, request_id: str, now: float) -> None:
+        """Note that a request's reader has left. Its output goes to no ingress, so that none of the former
+        ingress's late messages ends it.
+        """
+        if request_id in self._kept and self._outbox.owns(ingress_id, request_id):
+            self._outbox.move(request_id, NO_INGRESS)
+            self.leave(request_id, now)
+
+    def take_over(self, ingress_id: str, request_id: str) -> str | None:
+        """Send a request's output to this ingress from now on. Return the one that read it before, if another."""
+        if request_id not in self._kept or self._outbox.owns(ingress_id, request_id):
+            return None
+        former = self._outbox.move(request_id, ingress_id)
+        self.take(request_id)
+        return former
+
+    def leave(self, request_id: str, at: float) -> None:
+        """Note that a request has no reader since `at`, or ended then. Streams that exceed the tenant's bounds now
+        are aborted and forgotten.
         """
         kept, log = self._kept.get(request_id), self._outbox.log(request_id)
         if kept is None or log is None or (kept.left_at is not None and not log.has_ended):
-            return []
-        tenant = kept.stream.tenant
+            return
         kept.left_at = at
         kept.num_bytes = len(kept.stream.record) + len(kept.output_ids) + size_of(log.delta)
-        own = self._left.setdefault(tenant, {})
+        own = self._left.setdefault(kept.stream.tenant, {})
         own.pop(request_id, None)
         own[request_id] = None
-        return list(self._excess(own))
+        excess = list(self._excess(own))
+        for each in excess:
+            log = self._outbox.log(each)
+            if log is not None and not log.has_ended:
+                self._abort(each)
+        self.forget(excess)
 
     def take(self, request_id: str) -> None:
         """Note that a request has a reader again."""
@@ -82,35 +109,37 @@ class ResumableStreams:
             kept.left_at = None
             self._stop_counting(request_id, kept)
 
-    def forget(self, request_id: str) -> None:
-        """Drop a request. It may be unknown."""
-        kept = self._kept.pop(request_id, None)
-        if kept is None:
+    def look_through(self, now: float, absent_since: Mapping[str, float]) -> None:
+        """Abort the requests that have had no reader for too long, and forget those that ended long ago. Readers
+        of these ingresses have left.
+        """
+        if now - self._looked_at < LOOK_S:
             return
-        self._stop_counting(request_id, kept)
-        ids = self._names[kept.stream.name]
-        ids.pop(request_id, None)
-        if not ids:
-            del self._names[kept.stream.name]
-
-    def abandoned(self, now: float) -> list[str]:
-        """Return the requests that run and have had no reader for too long, each once."""
-        found = []
-        for request_id, kept, log in self._without_reader():
-            longest = self._settings.detached_s if kept.stream.detached_s is None else kept.stream.detached_s
-            if not (log.has_ended or log.was_aborted) and now - (kept.left_at or now) >= longest:
+        self._looked_at = now
+        for ingress_id, since in absent_since.items():
+            for request_id in self._outbox.live_of(ingress_id):
+                self.leave(request_id, since)
+        for request_id, kept, log in list(self._without_reader()):
+            since_s = now - (kept.left_at or now)
+            asked_s = kept.stream.detached_s
+            if log.has_ended:
+                if since_s >= self._settings.keep_s:
+                    self.forget([request_id])
+            elif since_s >= (self._settings.detached_s if asked_s is None else asked_s) and not log.was_aborted:
                 log.was_aborted = True
-                found.append(request_id)
-        return found
+                self._abort(request_id)
 
-    def expired(self, now: float) -> list[str]:
-        """Return the ended requests that need not be kept any longer."""
-        keep_s = self._settings.keep_s
-        return [
-            request_id
-            for request_id, kept, log in self._without_reader()
-            if log.has_ended and now - (kept.left_at or now) >= keep_s
-        ]
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drop requests, here and in the outbox. They may be unknown."""
+        for request_id in request_ids:
+            self._outbox.forget([request_id])
+            kept = self._kept.pop(request_id, None)
+            if kept is not None:
+                self._stop_counting(request_id, kept)
+                ids = self._names[kept.stream.name]
+                ids.pop(request_id, None)
+                if not ids:
+                    del self._names[kept.stream.name]
 
     @property
     def num_without_reader(self) -> int:

@@ -46,7 +46,7 @@ from deployments.wire.outbox import Outbox
 from deployments.wire.peers import Peers
 from deployments.wire.prefix_feed import NoPrefixes, PrefixFeed, PrefixSource
 from deployments.wire.receiver import Receiver
-from deployments.wire.resumable import ResumableStreams
+from deployments.wire.resumable import NO_INGRESS, ResumableStreams
 from deployments.wire.sender import Sender
 from deployments.wire.session import Session
 from deployments.wire.sockets import bind, descriptor, is_readable, make_router
@@ -60,10 +60,6 @@ TURN_MESSAGES = 64
 """Messages that are handled without a pause, before the engine's thread and the heartbeats have a turn."""
 TURN_BYTES = 2**22
 """Bytes of messages after which such a turn ends as well."""
-LOOK_S = 0.25
-"""Seconds between two looks for resumable streams to be ended or forgotten."""
-NO_INGRESS = ""
-"""The ingress of requests without a reader."""
 TAKEN = "another reader continues the stream"
 TURN_PAUSE_S = 0.001
 """Pause after a full turn of messages, in which the engine's thread can acquire Python's interpreter lock."""
@@ -134,8 +130,7 @@ class WireServer:
         self._cache_feed = PrefixFeed(prefixes or NoPrefixes(), period_s)
         self._store_feed = PrefixFeed(store or NoPrefixes(), period_s, is_store=True)
         self._outbox = Outbox()
-        self._resumable = ResumableStreams(self._outbox, streams or StreamSettings())
-        self._looked_at = 0.0  # when the resumable streams were last looked through
+        self._resumable = ResumableStreams(self._outbox, streams or StreamSettings(), handler.on_abort)
         self._asking: dict[tuple[str, bool], Session] = {}  # ingresses that wait for a part, of a cache or a store
         self._absent_since: dict[str, float] = {}
         self._backlogs = Backlogs()
@@ -226,14 +221,14 @@ class WireServer:
     def forget(self, request_id: str) -> None:
         """Drop a request that was opened."""
         with self._lock:
-            self._forget([request_id])
+            self._resumable.forget([request_id])
 
     def fail_all(self, reason: str) -> None:
         """Drop all unfinished requests, and notify their ingresses that this replica does not continue them."""
         with self._lock:
             for ingress_id in self._outbox.ingresses():
                 for request_id in self._outbox.live_of(ingress_id):
-                    self._forget([request_id])
+                    self._resumable.forget([request_id])
                     self.refuse(ingress_id, request_id, "engine_ended", reason)
 
     def publish(self, deltas: Sequence[StreamDelta]) -> None:
@@ -386,7 +381,7 @@ class WireServer:
             if isinstance(message, Resume):
                 return self._resume(ingress_id, message.received)
             if isinstance(message, Detach):
-                return self._detach(ingress_id, message.request_id)
+                return self._resumable.detach(ingress_id, message.request_id, self._now())
             if isinstance(message, Find):
                 return self._find(ingress_id, message.name)
             if isinstance(message, TakeOver):
@@ -443,30 +438,10 @@ class WireServer:
         """Send a resumable stream to another ingress. The one that read it before is told."""
         session, request_id = self._sender.sessions[ingress_id], message.request_id
         session.dispatches_seen = max(session.dispatches_seen, message.number)
-        if self._resumable.is_known(request_id) and not self._outbox.owns(ingress_id, request_id):
-            former = self._outbox.move(request_id, ingress_id)
-            self._resumable.take(request_id)
+        former = self._resumable.take_over(ingress_id, request_id)
+        if former is not None:
             self.refuse(former, request_id, "taken", TAKEN)
         self._resume(ingress_id, {request_id: 0})
-
-    def _detach(self, ingress_id: str, request_id: str) -> None:
-        """Send a resumable request's output to no ingress, so that none of its late messages ends it."""
-        if self._outbox.owns(ingress_id, request_id) and self._resumable.is_known(request_id):
-            self._outbox.move(request_id, NO_INGRESS)
-            self._leave(request_id, self._now())
-
-    def _leave(self, request_id: str, at: float) -> None:
-        """Note that a resumable request has no reader."""
-        for excess in self._resumable.leave(request_id, at):
-            log = self._outbox.log(excess)
-            if log is not None and not log.has_ended:
-                self._handler.on_abort(excess)
-            self._forget([excess])
-
-    def _forget(self, request_ids: Sequence[str]) -> None:
-        self._outbox.forget(request_ids)
-        for request_id in request_ids:
-            self._resumable.forget(request_id)
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
         if hello.version < messages.OLDEST_WIRE_VERSION:
@@ -529,24 +504,13 @@ class WireServer:
         for request_id in self._outbox.ended_before(now - self._timings.keep_ended_s):
             if self._resumable.is_known(request_id):
                 self._outbox.retire(request_id)
-                self._leave(request_id, now)
+                self._resumable.leave(request_id, now)
             else:
-                self._forget([request_id])
+                self._resumable.forget([request_id])
         absent = self._outbox.ingresses() - self._sender.sessions.keys() - {NO_INGRESS}
         self._absent_since = {ingress_id: self._absent_since.get(ingress_id, now) for ingress_id in absent}
         for ingress_id, since in self._absent_since.items():
             if now - since > self._timings.absent_ingress_s:
                 for request_id in self._outbox.take_unaborted(ingress_id):
                     self._handler.on_abort(request_id)
-        if now - self._looked_at >= LOOK_S:
-            self._looked_at = now
-            self._look_through(now)
-
-    def _look_through(self, now: float) -> None:
-        """End resumable streams that have had no reader for too long, and forget those that ended long ago."""
-        for ingress_id, since in self._absent_since.items():
-            for request_id in self._outbox.live_of(ingress_id):
-                self._leave(request_id, since)
-        for request_id in self._resumable.abandoned(now):
-            self._handler.on_abort(request_id)
-        self._forget(self._resumable.expired(now))
+        self._resumable.look_through(now, self._absent_since)
