@@ -261,6 +261,9 @@ METRICS: tuple[Metric, ...] = (
              "Requests whose answer must match a grammar: it was compiled already, or had to be.", "requests",
              result=("hit", "miss")),
     _counter("stream_disconnects_total", "ingress", "Streams whose client left before the end.", "streams"),
+    _counter("stream_resumptions_total", "ingress",
+             "Requests to continue a stream: from a replica that has it, by generating it again, or refused.",
+             "requests", outcome=("adopted", "regenerated", "refused")),
     # `route` is one of our own templates, never the path of a request.
     _counter("http_requests_total", "ingress", "HTTP requests answered; status 499: the client left first.",
              "requests", route=None, method=_METHOD, status=None),

@@ -96,11 +96,21 @@ class TenantLimits:
         most = self.tenant.max_concurrency
         return None if most is None else math.ceil(most / self._num_shares)
 
-    def start(self) -> Ticket:
-        """Charge a request before its body is read, and return its ticket. Raises RateLimited."""
+    def start(self, *, is_charged: bool = True) -> Ticket:
+        """Charge a request before its body is read, and return its ticket. Raises RateLimited.
+
+        One that continues a stream is charged later, unless that still runs.
+        """
         now = self._clock()
-        self.check_tokens(1, now)  # a tenant in debt is refused before its body is read
+        if is_charged:
+            self.check_tokens(1, now)  # a tenant in debt is refused before its body is read
         self.check_concurrency(1)
+        if is_charged:
+            self.charge_request(now)
+        return Ticket(self, self._clock, is_charged=is_charged)
+
+    def charge_request(self, now: float) -> None:
+        """Charge one request. Raises RateLimited."""
         if self.requests is not None:
             wait = self.requests.seconds_until(1, now)
             if wait:
@@ -108,7 +118,6 @@ class TenantLimits:
                 message = f"{limit}; the next is possible in {wait:.3g} s"
                 raise self._limited("requests_per_minute", message, wait)
             self.requests.take(1, now)
-        return Ticket(self, self._clock)
 
     def check_generations(self, count: int, now: float) -> None:
         """Raise RateLimited when a request, which was charged as 1, must wait because it counts as `count`."""
@@ -159,15 +168,17 @@ class TenantLimits:
 class Ticket:
     """One request's use of its tenant's limits."""
 
-    def __init__(self, limits: TenantLimits, clock: Callable[[], float]) -> None:
-        self._limits, self._clock = limits, clock
+    def __init__(self, limits: TenantLimits, clock: Callable[[], float], *, is_charged: bool = True) -> None:
+        """`is_charged`: whether the request has been charged."""
+        self._limits, self._clock, self._is_charged = limits, clock, is_charged
         self._prompt_tokens = self._num_more = 0
         self._num_open = 0
 
-    def admit(self, num_generations: int, prompt_tokens: int) -> None:
+    def admit(self, num_generations: int, prompt_tokens: int, *, is_charged: bool = True) -> None:
         """Charge a valid request's prompt and generations. Raises RateLimited, or ValueError if it never fits.
 
-        Does nothing the second time: a response in the background is admitted before it is begun.
+        Does nothing the second time: a response in the background is admitted before it is begun. Generations that
+        run already, and were charged when they began, are only counted as open.
         """
         if self._num_open:
             return
@@ -179,10 +190,14 @@ class Ticket:
             )
         now = self._clock()
         self._limits.check_concurrency(num_generations)
-        self._limits.check_tokens(prompt_tokens, now)
-        self._limits.check_generations(num_generations, now)
+        if is_charged:
+            if not self._is_charged:
+                self._limits.charge_request(now)
+                self._is_charged = True
+            self._limits.check_tokens(prompt_tokens, now)
+            self._limits.check_generations(num_generations, now)
         self._prompt_tokens, self._num_open = prompt_tokens, num_generations
-        self._num_more = max(0, num_generations - 1)
+        self._num_more = max(0, num_generations - 1) if is_charged else 0
         self._limits.num_open += num_generations
         self._take(prompt_tokens, self._num_more)
 

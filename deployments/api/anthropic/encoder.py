@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from secrets import token_hex
 from typing import Any
 
 from msgspec import Raw
@@ -28,13 +27,10 @@ _TEXT_OR_COLON = re.compile(r'"(?:[^"\\]|\\.)*"?|:', re.DOTALL)
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-def new_id() -> str:
-    """Return an id for a message."""
-    return f"msg_{token_hex(12)}"
-
-
 class MessagesEncoder:
     """Encodes one answer."""
+
+    takes_singly = True
 
     def __init__(self, context: ResponseContext, *, shows_thinking: bool, is_cut_by_context: bool) -> None:
         """`is_cut_by_context` says that the context has less room than the answer may take."""

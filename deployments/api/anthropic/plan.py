@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from deployments.api.anthropic.encoder import MessagesEncoder, new_id
+from deployments.api.anthropic.encoder import MessagesEncoder
 from deployments.api.anthropic.translation import AskedMessage, in_own_words
 from deployments.api.base.errors import ApiError
 from deployments.api.dialects.reasoning import THINK
 from deployments.api.fields.protocol import ChatRequest
 from deployments.api.generation.chat import count_prompt, plan_chat
 from deployments.api.generation.generation_plan import GenerationPlan
+from deployments.api.output.response_encoder import AnswerName
 from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 
 
-async def plan_message(limits: Limits, served: ServedModel, asked: AskedMessage, salt: str) -> GenerationPlan:
+async def plan_message(
+    limits: Limits, served: ServedModel, asked: AskedMessage, salt: str, name: AnswerName
+) -> GenerationPlan:
     """Plan what to generate as for a chat completion, to be answered as a message. Raises `ApiError`.
 
     Where the context has less room than `max_tokens` asks for, the answer is cut there: clients of Anthropic's API
@@ -23,11 +26,11 @@ async def plan_message(limits: Limits, served: ServedModel, asked: AskedMessage,
     """
     chat = _with_budget(asked, served)
     try:
-        plan = await plan_chat(limits, served, chat, salt, cuts_answer=True)
+        plan = await plan_chat(limits, served, chat, salt, name, cuts_answer=True)
     except ApiError as error:
         raise in_own_words(error) from None
     encoder = MessagesEncoder(
-        replace(plan.encoder.context, id=new_id(), include_usage=True),
+        replace(plan.encoder.context, include_usage=True),
         shows_thinking=asked.shows_thinking,
         is_cut_by_context=plan.sampling.max_tokens < (chat.max_tokens or 0),
     )

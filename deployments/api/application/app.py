@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,7 +40,7 @@ from deployments.api.fields.strict_model import StrictModel
 from deployments.api.generation.chat import plan_chat
 from deployments.api.generation.completions import plan_completion
 from deployments.api.generation.exchange import Caller, Exchange
-from deployments.api.generation.generation_plan import GenerationPlan, Hints
+from deployments.api.generation.generation_plan import GenerationPlan, Hints, is_resumable
 from deployments.api.http.access import Gate, tenant_of
 from deployments.api.http.anthropic_errors import PATH as MESSAGES
 from deployments.api.http.anthropic_errors import named
@@ -76,9 +77,11 @@ from deployments.api.served.context_room import check_in_context
 from deployments.api.served.served_model import ServedModel
 from deployments.api.service.api_service import ApiService
 from deployments.api.service.workroom import Workroom
+from deployments.api.streams.asked import AskedStream, asked_stream
+from deployments.api.streams.position import wrong_id
 from deployments.config.limits import Limits
 
-_Planner = Callable[[], Awaitable[GenerationPlan]]
+_Planner = Callable[[AskedStream], Awaitable[GenerationPlan]]
 T = TypeVar("T")
 _Parser = Callable[[dict[str, Any], Limits], tuple[T, Sequence[str]]]
 """Reads a body: returns a request, and the names of ignored fields to be shown."""
@@ -169,11 +172,12 @@ class _Endpoints:
         """Create a chat completion."""
         record = self._record(request)
 
-        async def plan() -> GenerationPlan:
+        async def plan(stream: AskedStream) -> GenerationPlan:
             with self.room_for(request) as room:
-                served, asked = await self._parsed(request, partial(parse, kind=ChatRequest), room, record)
+                parse_chat = partial(parse, kind=ChatRequest)
+                served, asked = await self._parsed(request, parse_chat, room, record, stream)
                 salt = tenant_of(request).salt(asked.cache_salt or "")
-                return await plan_chat(self._service.limits, served, asked, salt)
+                return await plan_chat(self._service.limits, served, asked, salt, stream.name)
 
         return await self._generate(request, record, plan)
 
@@ -181,10 +185,11 @@ class _Endpoints:
         """Create a text completion."""
         record = self._record(request)
 
-        async def plan() -> GenerationPlan:
+        async def plan(stream: AskedStream) -> GenerationPlan:
             with self.room_for(request) as room:
-                served, asked = await self._parsed(request, partial(parse, kind=CompletionRequest), room, record)
-                return await plan_completion(self._service.limits, served, asked)
+                parse_completion = partial(parse, kind=CompletionRequest)
+                served, asked = await self._parsed(request, parse_completion, room, record, stream)
+                return await plan_completion(self._service.limits, served, asked, stream.name)
 
         return await self._generate(request, record, plan)
 
@@ -192,11 +197,11 @@ class _Endpoints:
         """Create a message, as Anthropic's API does."""
         record = self._record(request)
 
-        async def plan() -> GenerationPlan:
+        async def plan(stream: AskedStream) -> GenerationPlan:
             with self.room_for(request) as room:
-                served, asked = await self._parsed(request, parse_messages, room, record)
+                served, asked = await self._parsed(request, parse_messages, room, record, stream)
                 salt = tenant_of(request).salt(asked.chat.cache_salt or "")
-                return await plan_message(self._service.limits, served, asked, salt)
+                return await plan_message(self._service.limits, served, asked, salt, stream.name)
 
         return named(await self._generate(request, record, plan), request)
 
@@ -211,9 +216,10 @@ class _Endpoints:
         """Create a response, as OpenAI's Responses API does, or generate one that was begun in the background."""
         record, kept = self._record(request), self._service.responses
 
-        async def plan() -> GenerationPlan:
+        async def plan(stream: AskedStream) -> GenerationPlan:
             with self.room_for(request) as room:
-                served, asked = await self._parsed(request, parse_response, room, record)
+                parse_named = partial(parse_response, name=stream.name)
+                served, asked = await self._parsed(request, parse_named, room, record, stream)
                 tenant = tenant_of(request)
                 return await plan_response(self._service.limits, served, asked, kept, tenant, self.app, room)
 
@@ -239,7 +245,7 @@ class _Endpoints:
         async def endpoint(request: Request) -> Response:
             record = self._record(request)
 
-            async def plan() -> GenerationPlan:
+            async def plan(_: AskedStream) -> GenerationPlan:
                 with self.room_for(request) as room:
                     served, asked = await self._parsed(request, kind.parse, room, record)
                     return await kind.plan(self._service.limits, served, asked)
@@ -290,9 +296,12 @@ class _Endpoints:
 
     def room_for(self, request: Request) -> BodyRoom:
         """Begin to work on a request for its tenant; return the room for its body."""
-        tenant = tenant_of(request).name
-        take_share(self._room.threads, tenant)
-        return self._room.bodies.open(tenant if self._service.access.weights else address_of(request.scope))
+        take_share(self._room.threads, tenant_of(request).name)
+        return self._bodies(request)
+
+    def _bodies(self, request: Request) -> BodyRoom:
+        by_tenant = bool(self._service.access.weights)
+        return self._room.bodies.open(tenant_of(request).name if by_tenant else address_of(request.scope))
 
     def _record(self, request: Request) -> RequestRecord:
         record, tenant = record_of(request), tenant_of(request).name
@@ -305,10 +314,21 @@ class _Endpoints:
             return (await read_json(request, self._service.limits, room)).fields
 
     async def _parsed(
-        self, request: Request, parse: _Parser[T], room: BodyRoom, record: RequestRecord | None = None
+        self,
+        request: Request,
+        parse: _Parser[T],
+        room: BodyRoom,
+        record: RequestRecord | None = None,
+        stream: AskedStream | None = None,
     ) -> tuple[ServedModel, T]:
-        """Return the model that the body names, and the body as `parse` reads it, which takes `room`."""
-        body = await read_json(request, self._service.limits, room)
+        """Return the model that the body names, and the body as `parse` reads it, which takes `room`. `stream`
+        keeps the request where it can be continued.
+        """
+        settings = self._service.streams
+        body = await read_json(request, self._service.limits, room, settings.max_record_bytes if stream else 0)
+        is_kept = stream is not None and (stream.is_asked or body.fields.get("background") is True)
+        if stream is not None and is_kept and body.text and body.fields.get("stream") is True:
+            stream.keep(request.scope, body.text, settings)
         asked = body.fields.get("model")
         served = self._service.find(asked if isinstance(asked, str) else None)
         if record is not None:
@@ -323,22 +343,43 @@ class _Endpoints:
         return served, asked_for
 
     async def _generate(
-        self, request: Request, record: RequestRecord, plan: _Planner, ticket: Ticket | None = None
+        self,
+        request: Request,
+        record: RequestRecord,
+        plan: _Planner,
+        ticket: Ticket | None = None,
+        stream: AskedStream | None = None,
     ) -> Response:
-        """Answer a request by its plan. A `ticket` that was taken before is used."""
+        """Answer a request by its plan. A `ticket` that was taken before, and a `stream`, are used."""
         tenant, name = tenant_of(request), request_id(request.scope)
         try:
-            ticket = ticket or self._service.access.start(tenant)
+            stream = stream or asked_stream(request.scope, self._service.streams)
+            ticket = ticket or self._service.access.start(tenant, is_charged=stream.position is None)
             hints = _hints(request, self._service.limits, is_open=self._service.access.is_open)
             if hints.explains:
                 self._service.access.check_may_explain(tenant)
             caller = Caller(tenant, ticket)
-            made = await plan()
+            made = await plan(stream)
             if made.later is not None:
                 answer = await made.later(request, ticket)
                 record.is_handed_over = True
                 return answer
-            exchange = Exchange(self._service.limits, made, record, name, hints, caller, self._room.pace)
+            resumable = stream if stream.is_asked and is_resumable(made) else None
+            if resumable is not None and resumable.record:
+                made = self._holding(request, made, len(resumable.record))
+            elif resumable is None and stream.position is not None:
+                raise wrong_id("Last-Event-ID is given, but this request's answer is no stream to be continued.")
+            exchange = Exchange(
+                self._service.limits,
+                made,
+                record,
+                name,
+                hints,
+                caller,
+                self._room.pace,
+                resumable,
+                self._service.streams.keep_s,
+            )
             del made  # The body has the request's texts: free it now, not when the answer ends.
             return await until_disconnect(request.scope, request.receive, exchange.respond())
         except RateLimited as error:
@@ -348,6 +389,8 @@ class _Endpoints:
             raise limited from None
         except ApiError as error:
             record.failed(error.status, error.type)
+            if header(request.scope, b"last-event-id"):
+                record.metrics.resumed("refused")
             raise
         except (ClientGone, asyncio.CancelledError):
             record.disconnected()
@@ -356,6 +399,11 @@ class _Endpoints:
             failure = unexpected(error, name)
             record.failed(failure.status, failure.type)
             raise
+
+    def _holding(self, request: Request, plan: GenerationPlan, num_bytes: int) -> GenerationPlan:
+        """Return a plan whose answer holds so many bytes more of its request."""
+        held = plan.held or self._bodies(request)
+        return replace(plan, held=held, num_held=max(plan.num_held, 0) + num_bytes)
 
 
 def _max_wait_s(request: Request) -> float | None:

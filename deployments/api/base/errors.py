@@ -17,7 +17,15 @@ import msgspec
 
 from deployments.admission.rate_limits import RateLimited
 from deployments.api.base.shortages import shortage
-from deployments.client.protocol import EndsEngines, FailsSteps, Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.client.protocol import (
+    EndsEngines,
+    FailsSteps,
+    Overloaded,
+    Rejected,
+    ReplicaLost,
+    TakenOver,
+    Unavailable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +125,8 @@ def from_client(error: Exception, request_id: str) -> ApiError:
     if isinstance(error, Unavailable):
         headers = _retry_after(RETRY_AFTER_S)
         return ApiError(503, f"The service is unavailable: {error.reason}.", code="unavailable", headers=headers)
+    if isinstance(error, TakenOver):
+        return ApiError(409, "Another reader continues this stream.", code="taken_over")
     if isinstance(error, ReplicaLost):
         headers = _retry_after(RETRY_AFTER_S)
         message = (

@@ -19,7 +19,7 @@ from deployments.api.fields.protocol import ChatRequest
 from deployments.api.generation.chat_answer import ChatResponseEncoder
 from deployments.api.generation.generation_plan import GenerationPlan, context_of
 from deployments.api.output.logprobs import NumberedTokens
-from deployments.api.output.response_encoder import EncodedPrompt
+from deployments.api.output.response_encoder import AnswerName, EncodedPrompt, ResponseContext
 from deployments.api.prompt.requested_tools import RequestedTools, requested_tools
 from deployments.api.prompt.template_options import template_options
 from deployments.api.prompt.token_ids import Truncation, check_prompt, encode_messages
@@ -41,7 +41,13 @@ from engine.values.sampling_params import SamplingParams
 
 
 async def plan_chat(
-    limits: Limits, served: ServedModel, request: ChatRequest, salt: str, *, cuts_answer: bool = False
+    limits: Limits,
+    served: ServedModel,
+    request: ChatRequest,
+    salt: str,
+    name: AnswerName | str = "chatcmpl",
+    *,
+    cuts_answer: bool = False,
 ) -> GenerationPlan:
     """Check and tokenize a request, and plan what to generate. `salt` is the cache's. Raises `ApiError`.
 
@@ -49,7 +55,7 @@ async def plan_chat(
     """
     checked = await check_chat(limits, served, request)
     prompt = await tokenize_chat(limits, served, request, checked, salt, cuts_answer=cuts_answer)
-    return await build_chat(limits, served, request, checked, prompt)
+    return await build_chat(limits, served, request, checked, prompt, name)
 
 
 async def count_prompt(limits: Limits, served: ServedModel, request: ChatRequest, salt: str) -> int:
@@ -172,14 +178,20 @@ async def _encoded(
 
 
 async def build_chat(
-    limits: Limits, served: ServedModel, request: ChatRequest, checked: CheckedChat, prompt: ChatPrompt
+    limits: Limits,
+    served: ServedModel,
+    request: ChatRequest,
+    checked: CheckedChat,
+    prompt: ChatPrompt,
+    name: AnswerName | str,
 ) -> GenerationPlan:
     """Plan an answer, with the one grammar that it must match. Raises `ApiError` where constraints exclude
     each other.
     """
     answer = checked.answer
     scores = scores_of(request, limits, [prompt.token_ids], answer.num_scored, answer.num_candidates)
-    encoder = _encoder(served, request, prompt, answer, scores)
+    context = context_of(name, served, request, [EncodedPrompt(prompt.token_ids)])
+    encoder = _encoder(served, request, context, answer, scores)
     parse_spec, grammar = await answer_constraint(
         limits, served, checked.grammar, checked.shown.tools, prompt.token_ids, answer.budget
     )
@@ -202,11 +214,10 @@ async def build_chat(
 def _encoder(
     served: ServedModel,
     request: ChatRequest,
-    prompt: ChatPrompt,
+    context: ResponseContext,
     answer: AskedAnswer,
     scores: PromptScores | None,
 ) -> ChatResponseEncoder:
-    context = context_of("chatcmpl", served, request, [EncodedPrompt(prompt.token_ids)])
     names = NumberedTokens(served.codec) if request.return_tokens_as_token_ids else None
     encoder = ChatResponseEncoder(context, served.codec, answer.logprobs, scores, names)
     encoder.shows_reasoning = request.include_reasoning is not False

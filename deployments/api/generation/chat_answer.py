@@ -28,6 +28,8 @@ from engine.values.logprobs import TokenLogprobs
 class ChatResponseEncoder:
     """Encodes answers as chat completions."""
 
+    takes_singly = False
+
     def __init__(
         self,
         context: ResponseContext,

@@ -30,6 +30,8 @@ from engine.values.logprobs import TokenLogprobs
 class CompletionResponseEncoder:
     """Encodes answers as text completions."""
 
+    takes_singly = False
+
     def __init__(
         self,
         context: ResponseContext,

@@ -15,7 +15,7 @@ from deployments.api.fields.protocol import CompletionRequest
 from deployments.api.generation.completion_answer import CompletionResponseEncoder
 from deployments.api.generation.generation_plan import GenerationPlan, context_of
 from deployments.api.output.logprobs import NumberedTokens
-from deployments.api.output.response_encoder import EncodedPrompt
+from deployments.api.output.response_encoder import AnswerName, EncodedPrompt
 from deployments.api.prompt.token_ids import Truncation, check_prompt, encode_text
 from deployments.api.sampling.beams import with_beams
 from deployments.api.sampling.best_of import num_candidates
@@ -27,11 +27,13 @@ from deployments.config.limits import Limits
 from engine.values.sampling_params import SamplingParams
 
 
-async def plan_completion(limits: Limits, served: ServedModel, request: CompletionRequest) -> GenerationPlan:
+async def plan_completion(
+    limits: Limits, served: ServedModel, request: CompletionRequest, name: AnswerName | str = "cmpl"
+) -> GenerationPlan:
     """Check and tokenize a request, and plan what to generate. Raises `ApiError`."""
     checked = await _check(limits, served, request)
     prompts = await _tokenize(limits, served, request, checked)
-    return _build(limits, served, request, checked, prompts)
+    return _build(limits, served, request, checked, prompts, name)
 
 
 # --- check: all but the lengths of the prompts, before they are worked on ----------------------------------
@@ -130,11 +132,12 @@ def _build(
     request: CompletionRequest,
     checked: _Checked,
     prompts: Sequence[EncodedPrompt],
+    name: AnswerName | str,
 ) -> GenerationPlan:
     """Plan the answers. Raises `ApiError` where they would have too many log-probabilities of prompts."""
     candidates = checked.num_candidates
     scores = scores_of(request, limits, [prompt.token_ids for prompt in prompts], checked.num_scored, candidates)
-    context = context_of("cmpl", served, request, prompts)
+    context = context_of(name, served, request, prompts)
     names = NumberedTokens(served.codec) if request.return_tokens_as_token_ids else None
     encoder = CompletionResponseEncoder(
         context, served.codec, request.logprobs, scores, request.prompt_logprobs, names

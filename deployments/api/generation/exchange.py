@@ -7,40 +7,45 @@ can only report an error as its last event.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.responses import Response
 
 from deployments.admission.rate_limits import RateLimited, Ticket
 from deployments.api.base.errors import ApiError, from_client, log_failure, unexpected
-from deployments.api.base.off_loop import off_loop
+from deployments.api.generation.answer_events import AnswerEvents
 from deployments.api.generation.generation_plan import GenerationPlan, Hints, engine_requests, reported_stops
 from deployments.api.http.pacing import Pace, Turns
 from deployments.api.http.transport import EventStream, json_in_pieces
-from deployments.api.output.choice import ChoiceDelta
+from deployments.api.output.choice import ChoiceDelta, Group
 from deployments.api.output.choices import Choices
 from deployments.api.record.request_record import GenerationStart, RequestRecord
 from deployments.api.record.timings import timings_of
 from deployments.api.sampling.best_of import best
+from deployments.api.streams.asked import AskedStream
+from deployments.api.streams.event_ids import EventIds
+from deployments.api.streams.found import check_age, found_parts
 from deployments.client.protocol import (
     EndsEngines,
     FailsSteps,
+    FoundPart,
     Overloaded,
     Rejected,
     ReplicaLost,
+    TakenOver,
     Unavailable,
 )
 from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
 from deployments.wire.deadlines.time_limit import TimeLimit
 
-T = TypeVar("T")
 _TOKEN_BYTES = 40
 """Bytes that a request's record keeps for each token of the prompt until the answer was sent."""
-CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, FailsSteps, EndsEngines, RateLimited)
+CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, FailsSteps, EndsEngines, TakenOver, RateLimited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +68,19 @@ class Exchange:
         hints: Hints,
         caller: Caller,
         pace: Pace,
+        stream: AskedStream | None = None,
+        keep_s: float = 0.0,
     ) -> None:
+        """`stream` is the one that any ingress can continue; None: the answer is none. Replicas keep it for
+        `keep_s` seconds.
+        """
         self._limits = limits
         self._encoder = plan.encoder
         self._record = record
         self._request_id = request_id
         self._is_stream = bool(plan.request.stream)
         self._pace = pace
-        parts = [] if plan.echoes_only else engine_requests(plan, hints, caller.tenant)
+        parts = [] if plan.echoes_only else engine_requests(plan, hints, caller.tenant, stream)
         self._count_field = plan.count_field or ("n" if plan.request.best_of is None else "best_of")
         self._num_sequences = len(plan.encoder.context.prompts) * plan.num_candidates if parts else 0
         self._hints, self._ticket = hints, caller.ticket
@@ -88,8 +98,26 @@ class Exchange:
             max_cached=reported,
             stop_ids=reported_stops(plan),
             pools=plan.sampling.pooling is not None,
+            is_singly=stream is not None and plan.encoder.takes_singly,
         )
-        self._scores, self._num_top = plan.scores, plan.sampling.logprobs
+        self._scores = plan.scores
+        self._client, self._requests = plan.served.client, [request for request, _ in parts]
+        self._position, self._most_age_s = stream and stream.position, limits.request_timeout_s + keep_s
+        self._is_resumable, self._outlives_reader = stream is not None, False
+        answer = plan.encoder.context
+        ids = None
+        if stream is not None:
+            prompts = [prompt.token_ids for prompt in answer.prompts]
+            ids = EventIds(answer.name, caller.tenant.name, prompts, answer.num_choices)
+        self._events = AnswerEvents(
+            limits,
+            plan.encoder,
+            self._choices,
+            num_top=plan.sampling.logprobs,
+            num_scores=0 if plan.scores is None else plan.scores.num_entries,
+            ids=ids,
+            position=self._position,
+        )
         self._start = GenerationStart(plan.encoder.context, plan.sampling, self._is_stream, self._choices)
         self._num_echoed = len(plan.encoder.context.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
         self._limit = TimeLimit(total_s=limits.request_timeout_s)
@@ -103,19 +131,27 @@ class Exchange:
         is_handed_over = False
         try:
             with self._limit:
-                self._admit()
-                await self._choices.open()
-                deltas = self._deltas()
+                found = await self._found()
+                self._admit(is_adopted=bool(found) and len(found) == len(self._requests))
+                await self._choices.open(found)
+                groups = self._groups()
                 if not self._is_stream:
-                    return await self._whole(deltas)
-                first = await anext(deltas)
+                    return await self._whole(groups)
+                first, waiting = None, b""
+                if self._position is None:
+                    first = await anext(groups)
+                else:
+                    self._outlives_reader = True
+                    waiting = await self._events.replayed(self._position)
+                    self._record.metrics.resumed("adopted" if len(found) == len(self._requests) else "regenerated")
             self._turns = self._pace.open()
             stream = EventStream(
-                self._events(first, deltas),
+                self._sent(first, waiting, groups),
                 self._close,
                 self._limits.slow_reader_timeout_s,
                 self._headers(),
             )
+            self._outlives_reader = self._is_resumable
             is_handed_over = True
             return stream
         except CLIENT_ERRORS as error:
@@ -128,87 +164,100 @@ class Exchange:
             if not is_handed_over:
                 await self._release()
 
-    def _admit(self) -> None:
-        """Charge the tenant's limits. Raises `RateLimited`, or `Rejected` when they never allow it; `ApiError` 429
-        when there is no room for the memory of the answer.
+    async def _found(self) -> Mapping[int, FoundPart]:
+        """Return the parts of the stream that is continued which replicas still have. Raises `ApiError`."""
+        if self._position is None:
+            return {}
+        num_choices = len(self._choices.choices_of(0))
+        found = await found_parts(self._client, self._position, self._requests, num_choices)
+        if not found:
+            check_age(self._position, time.time(), self._most_age_s)
+        return found
+
+    def _admit(self, *, is_adopted: bool) -> None:
+        """Charge the tenant's limits, for an adopted stream only its generations. Raises `RateLimited`, or
+        `Rejected` when they never allow it; `ApiError` 429 when there is no room for the memory of the answer.
         """
         if self._held is not None:
             self._held.take(self._num_held)
+        num_tokens = 0 if is_adopted else self._num_prompt_tokens
         try:
-            self._ticket.admit(self._num_sequences, self._num_prompt_tokens)
+            self._ticket.admit(self._num_sequences, num_tokens, is_charged=not is_adopted)
         except ValueError as error:
             raise Rejected(f"{error}.", self._count_field) from None
-        self._record.metrics.prompt(self._num_prompt_tokens)
+        self._record.metrics.prompt(num_tokens)
 
-    def _deltas(self) -> AsyncIterator[ChoiceDelta]:
-        """Return an iterator over all deltas; for an echo, over one final delta per choice."""
-        deltas = self._choices.deltas(self._received) if self._choices.choices else self._echoes()
-        return deltas if self._scores is None else self._scores.gathered(deltas)
+    def _groups(self) -> AsyncIterator[Group]:
+        """Return an iterator over all groups; for an echo, over one final group per choice."""
+        groups = self._choices.groups(self._received) if self._choices.choices else self._echoes()
+        return groups if self._scores is None else self._scores.gathered(groups)
 
     async def _echoes(self) -> AsyncIterator[ChoiceDelta]:
         for index in range(self._num_echoed):
-            yield ChoiceDelta(index, "", (), (), "length")
+            yield Group(index, (), [ChoiceDelta(index, "", (), (), "length")])
 
-    def _received(self, delta: ChoiceDelta) -> None:
-        """Record and charge a delta that was read."""
-        self._record.received(delta.index, len(delta.token_ids), is_last=delta.finish_reason is not None)
-        self._ticket.generated(len(delta.token_ids))
-        if delta.finish_reason:
-            self._record.metrics.reasoned(self._choices.choices[delta.index].num_reasoning)
+    def _received(self, group: Group) -> None:
+        """Record and charge a group that was read."""
+        self._record.received(group.index, len(group.token_ids), is_last=group.finish_reason is not None)
+        self._ticket.generated(len(group.token_ids))
+        if group.finish_reason:
+            self._record.metrics.reasoned(self._choices.choices[group.index].num_reasoning)
 
-    async def _whole(self, deltas: AsyncIterator[ChoiceDelta]) -> Response:
+    async def _whole(self, groups: AsyncIterator[Group]) -> Response:
         answer = self._encoder.context
         by_choice: list[list[ChoiceDelta]] = [[] for _ in range(self._num_echoed or len(self._choices.choices))]
-        async for delta in deltas:
-            by_choice[delta.index].append(delta)
+        async for group in groups:
+            by_choice[group.index] += group.deltas
         if len(by_choice) > len(answer.prompts) * answer.num_choices:
             by_choice = best(self._choices.choices, by_choice, len(answer.prompts), answer.num_choices)
-        pieces = await self._encode(lambda: self._encoder.whole(by_choice, self._extras(is_whole=True)))
+        extras = partial(self._extras, is_whole=True)
+        pieces = await self._events.encode(lambda: self._encoder.whole(by_choice, extras()))
         if self._on_end is not None:
             pieces = [*await self._on_end(pieces)]
         self._record.finished(by_choice[0][-1].finish_reason or "stop")
         return json_in_pieces(pieces, self._headers(), _TOKEN_BYTES * self._num_prompt_tokens)
 
-    async def _events(self, first: ChoiceDelta, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
-        """Yield the stream's bytes; a failure is the last event.
+    async def _sent(
+        self, group: Group | None, waiting: bytes, groups: AsyncIterator[Group]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the stream's bytes from the first group, or from `waiting` ones; a failure is the last event.
 
         Events that are available together are sent together: a choice's opening with its first delta, the end with
         the last one.
         """
         assert self._turns is not None
-        opened: set[int] = set()
-        waiting = b""
-        delta: ChoiceDelta | None = first
+        reason = "stop"
         try:
-            while delta is not None:
-                if delta.index not in opened:
-                    opened.add(delta.index)
-                    num_cached = self._choices.num_cached(delta.index)
-                    waiting += await self._encode(partial(self._encoder.opening, delta.index, num_cached))
-                if self._num_top is None:
-                    waiting += self._encoder.delta(delta)
-                else:
-                    waiting += await self._with_logprobs(delta)
-                is_sent = bool(waiting) and not (delta.finish_reason and self._choices.are_over)
+            while True:
+                if group is not None:
+                    waiting += await self._events.of(group)
+                    reason = group.finish_reason or reason
+                is_over = (group is None or group.finish_reason is not None) and self._choices.are_over
+                is_sent = bool(waiting) and not is_over
                 if is_sent:
                     yield waiting
                     waiting = b""
                 with self._limit:
                     if is_sent:
                         await self._turns.wait(len(self._choices.choices))
-                    last, delta = delta, await anext(deltas, None)
+                    group = await anext(groups, None)
+                if group is None:
+                    break
             if len(waiting) > self._limits.inline_body_bytes:
                 yield waiting
                 waiting = b""
-            end = await self._encode_end(partial(self._encoder.end, self._extras(is_whole=False)))
-            if self._on_end is not None:
+            end = await self._events.end(self._extras(is_whole=False))
+            if self._on_end is not None and not (self._position and self._position.at_end):
                 (end,) = await self._on_end([end])
-            self._record.finished(last.finish_reason or "stop")
-            yield waiting + end
+            end = self._events.ended(end)
+            self._record.finished(reason)
+            if waiting or end:
+                yield waiting + end
         except Exception as error:
+            self._outlives_reader = self._outlives_reader and isinstance(error, TakenOver)
             failure = self._failure(error)
             self._record.failed(failure.status, failure.type)
-            yield await self._encode_end(partial(self._encoder.failure, failure, self._request_id))
+            yield await self._events.failure(partial(self._encoder.failure, failure, self._request_id))
 
     async def _close(self) -> None:
         """Clean up after the stream; if it did not end by itself, its client disconnected."""
@@ -230,28 +279,7 @@ class Exchange:
             try:
                 self._ticket.close()
             finally:
-                await self._choices.aclose()
-
-    async def _with_logprobs(self, delta: ChoiceDelta) -> bytes:
-        """Encode a delta, whose log-probabilities may be many, as may be those that its events repeat."""
-        assert self._num_top is not None
-        encode = partial(self._encoder.delta, delta)
-        repeats = delta.finish_reason is not None or bool(delta.calls)
-        is_long = len(delta.logprobs) * (self._num_top + 1) > self._limits.inline_logprobs
-        return await self._encode(encode) if repeats or is_long else encode()
-
-    async def _encode_end(self, encode: Callable[[], bytes]) -> bytes:
-        """Encode the end of a stream, which may repeat all log-probabilities of the answer."""
-        return encode() if self._num_top is None else await self._encode(encode)
-
-    async def _encode(self, encode: Callable[[], T]) -> T:
-        """Encode a large part of the answer, in a thread when many log-probabilities or prompts make it slow."""
-        num_logprobs = 0 if self._scores is None else self._scores.num_entries
-        if self._num_top is not None:
-            num_logprobs += (self._num_top + 1) * sum(choice.num_generated for choice in self._choices.choices)
-        is_short = num_logprobs <= self._limits.inline_logprobs
-        is_small = self._encoder.context.num_repeated <= self._limits.inline_body_bytes
-        return encode() if is_short and is_small else await off_loop(encode)
+                await (self._choices.detach() if self._outlives_reader else self._choices.aclose())
 
     def _extras(self, *, is_whole: bool) -> dict[str, Any]:
         """Return the fields that concern all choices: `usage` and `timings`, in a stream only those requested."""

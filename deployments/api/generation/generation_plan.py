@@ -12,11 +12,13 @@ from deployments.admission.rate_limits import Ticket
 from deployments.api.fields.protocol import ChatRequest, CompletionRequest
 from deployments.api.http.body_memory import BodyRoom
 from deployments.api.output.output_parser import PLAIN_TEXT, OutputParser, OutputParseSpec
-from deployments.api.output.response_encoder import EncodedPrompt, ResponseContext, ResponseEncoder
+from deployments.api.output.response_encoder import AnswerName, EncodedPrompt, ResponseContext, ResponseEncoder
 from deployments.api.output.spelled_text import SpelledText
 from deployments.api.sampling.parameters import at_most_tokens, for_choice
 from deployments.api.sampling.prompt_scores import PromptScores
 from deployments.api.served.served_model import ServedModel
+from deployments.api.streams.asked import AskedStream
+from deployments.api.streams.position import MOST_CHOICES
 from deployments.client.protocol import GenerateRequest
 from deployments.config.tenants import Tenant
 from engine.values.sampling_params import SamplingParams
@@ -89,13 +91,25 @@ def reported_stops(plan: GenerationPlan) -> Collection[int]:
     return [token for token in ids if token not in plan.served.card.eos_token_ids]
 
 
+def is_resumable(plan: GenerationPlan) -> bool:
+    """Whether a stream can be continued after any event. One without generated text cannot, nor one with
+    log-probabilities of its prompts, which are held until they are complete.
+    """
+    answer = plan.encoder.context
+    num_choices = len(answer.prompts) * plan.num_candidates
+    is_text = not plan.echoes_only and plan.scores is None and plan.sampling.pooling is None
+    return bool(plan.request.stream) and is_text and num_choices <= MOST_CHOICES
+
+
 def engine_requests(
-    plan: GenerationPlan, hints: Hints, tenant: Tenant
+    plan: GenerationPlan, hints: Hints, tenant: Tenant, stream: AskedStream | None = None
 ) -> list[tuple[GenerateRequest, list[OutputParser]]]:
     """Return one generation for each candidate of each prompt; candidate i has the same seed for all prompts. A
-    beam search is one generation with all choices of its prompt.
+    beam search is one generation with all choices of its prompt. `stream` makes them resumable.
     """
     request, sampling, answer, count = plan.request, plan.sampling, plan.encoder.context, plan.num_candidates
+    if stream is not None and request.seed is None:
+        sampling = replace(sampling, seed=stream.seed)
     num_texts = 1
     if sampling.beams is not None:
         count, num_texts = 1, answer.num_choices
@@ -120,17 +134,25 @@ def engine_requests(
             address=hints.address,
             is_deferrable=hints.is_deferrable,
             max_wait_s=hints.max_wait_s,
+            stream=None if stream is None else stream.part(index, tenant.name),
         )
         # Pooled prompts generate no text, so one parser suffices for all.
         is_needed = sampling.pooling is None or not asked
         count_texts = num_texts if is_needed else 0
-        texts = [_parser(plan, sampling, keep, contexts[index // count]) for _ in range(count_texts)]
+        texts = [
+            _parser(plan, sampling, keep, contexts[index // count], f"{answer.id}-{index * num_texts + at}")
+            for at in range(count_texts)
+        ]
         asked.append((generate, texts or asked[0][1]))
     return asked
 
 
 def _parser(
-    plan: GenerationPlan, sampling: SamplingParams, keep: Collection[str] | None, context: Sequence[int]
+    plan: GenerationPlan,
+    sampling: SamplingParams,
+    keep: Collection[str] | None,
+    context: Sequence[int],
+    name: str,
 ) -> OutputParser:
     """Return the parser of one choice, whose text keeps these special tokens and continues that of `context`."""
     codec = plan.served.codec
@@ -142,16 +164,19 @@ def _parser(
         after=context,
     )
     spelled = None if sampling.logprobs is None else SpelledText(codec.decoder(keep, context))
-    return OutputParser(text, plan.parse_spec, spelled)
+    return OutputParser(text, plan.parse_spec, spelled, name)
 
 
 def context_of(
-    prefix: str, served: ServedModel, request: ChatRequest | CompletionRequest, prompts: Sequence[EncodedPrompt]
+    name: AnswerName | str,
+    served: ServedModel,
+    request: ChatRequest | CompletionRequest,
+    prompts: Sequence[EncodedPrompt],
 ) -> ResponseContext:
-    """Return the fields that all parts of a request's answer share. Its id begins with `prefix`."""
+    """Return the fields that all parts of a request's answer share. A `name` of text is the prefix of a new id."""
     options = request.stream_options
     return ResponseContext.begin(
-        prefix,
+        name,
         served.card.id,
         prompts,
         num_choices=request.n or 1,

@@ -99,12 +99,12 @@ class AccessControl:
             )
             raise ApiError(403, message, code="admin_key_needed")
 
-    def start(self, tenant: Tenant) -> Ticket:
-        """Count a request to generate against its tenant's limits. Raises `RateLimited`."""
+    def start(self, tenant: Tenant, *, is_charged: bool = True) -> Ticket:
+        """Count a request to generate against its tenant's limits (`TenantLimits.start`). Raises `RateLimited`."""
         limits = self._limits.get(tenant.name)
         if limits is None:
             limits = self._limits[tenant.name] = TenantLimits(tenant, self._clock, self._num_shares)
-        return limits.start()
+        return limits.start(is_charged=is_charged)
 
     def num_open(self) -> dict[str, int]:
         """Return the number of generations that have not ended, of each tenant that has sent a request."""

@@ -44,10 +44,15 @@ class JsonBody:
     fields: dict[str, Any]
     is_large: bool
     """Whether it has too many bytes or values to be worked on between two turns of the event loop."""
+    text: bytes | bytearray = b""
+    """The body itself, unpacked, where it was to be kept."""
 
 
-async def read_json(request: Request, limits: Limits, room: BodyRoom) -> JsonBody:
-    """Return the body, a JSON object, which takes `room`. Raises `ApiError` 400, 408, 413, 415 or 429."""
+async def read_json(request: Request, limits: Limits, room: BodyRoom, most_kept: int = 0) -> JsonBody:
+    """Return the body, a JSON object, which takes `room`; with its text if that has at most `most_kept` bytes.
+
+    Raises `ApiError` 400, 408, 413, 415 or 429.
+    """
     _check_type(request)
     packing = packing_of(request)
     limit = TimeLimit(total_s=limits.body_timeout_s)
@@ -61,9 +66,11 @@ async def read_json(request: Request, limits: Limits, room: BodyRoom) -> JsonBod
         limit.close()
     if packing is not None:
         body = await unpacked(body, packing, limits.max_body_bytes, room)
+    text = body if len(body) <= most_kept else b""
     if len(body) <= limits.inline_body_bytes and (most := most_values(body)) <= limits.inline_json_values:
-        return JsonBody(_parse_within(room, body, limits, most), is_large=False)
-    return JsonBody(await off_loop(lambda: _parse_within(room, body, limits, most_values(body))), is_large=True)
+        return JsonBody(_parse_within(room, body, limits, most), False, text)
+    fields = await off_loop(lambda: _parse_within(room, body, limits, most_values(body)))
+    return JsonBody(fields, True, text)
 
 
 def _parse_within(room: BodyRoom, body: bytearray, limits: Limits, most: int) -> dict[str, Any]:

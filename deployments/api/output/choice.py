@@ -72,6 +72,20 @@ class ChoiceDelta(Struct, frozen=True, gc=False):
         return bool(self.text or self.logprobs or self.finish_reason or self.reasoning or self.calls)
 
 
+class Group(Struct, frozen=True, gc=False):
+    """The deltas that some tokens of a choice added together. Their events are sent together."""
+
+    index: int
+    token_ids: Sequence[int]
+    """The tokens that were read, up to the one that ended the choice."""
+    deltas: Sequence[ChoiceDelta]
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The finish reason of the choice, on its last group."""
+        return self.deltas[-1].finish_reason if self.deltas else None
+
+
 class Choice:
     """One choice while it is generated."""
 
@@ -106,6 +120,13 @@ class Choice:
     def tells_cache(self) -> bool:
         """Whether the client may know the full number of cached tokens."""
         return self._max_cached is None
+
+    def read(self, delta: StreamDelta) -> Group:
+        """Do the same as `take`, and return the tokens too that belong to the choice."""
+        before, token_ids = self.num_generated, delta.token_ids
+        deltas = self.take(delta)
+        num_read = self.num_generated - before
+        return Group(self.index, token_ids if num_read == len(token_ids) else token_ids[:num_read], deltas)
 
     def take(self, delta: StreamDelta) -> list[ChoiceDelta]:
         """Apply a delta and return what it adds: one delta, or with log-probabilities several, whose tokens spell

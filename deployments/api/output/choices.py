@@ -3,7 +3,7 @@
 Chat and completions differ in how a choice is encoded, not in how it is generated:
 
     Generation 0 ─ StreamDelta ─▶ Choice 0 (text, stop strings) ─┐
-    Generation 1 ─ StreamDelta ─▶ Choice 1                       ─┴─▶ ChoiceDeltas, each with its index
+    Generation 1 ─ StreamDelta ─▶ Choice 1                       ─┴─▶ Groups of ChoiceDeltas, each with its index
 
 A beam search is one generation that yields all choices of its prompt, which end together.
 """
@@ -12,26 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from msgspec import structs
-
-from deployments.api.base.errors import ApiError
-from deployments.api.output.choice import Choice, ChoiceDelta, PooledChoice, failure_of
+from deployments.api.base.errors import ApiError, invalid
+from deployments.api.output.choice import Choice, Group, PooledChoice
 from deployments.api.output.output_parser import OutputParser
+from deployments.api.output.reading import TURN_OUTPUT, Reading
 from deployments.client.outgoing import TURN_TOKENS, sending_cost
-from deployments.client.protocol import EngineClient, GenerateRequest, Generation
+from deployments.client.protocol import EngineClient, FoundPart, GenerateRequest, Generation
 from deployments.client.timeline import Timeline
-from deployments.wire.deadlines.time_limit import TimeLimit
-from engine.values.beam_search import Hypothesis
 from engine.values.stream_delta import StreamDelta
 
 logger = logging.getLogger(__name__)
 
-
-_TURN_OUTPUT = 512
-"""Most tokens of a choice that are parsed in one turn: more arrive together only when a reader was slow."""
 _TURN_CHOICES = TURN_TOKENS // sending_cost(0)
 """Choices that begin to be read in one turn of the event loop."""
 
@@ -49,19 +43,20 @@ class Choices:
         max_cached: Callable[[Sequence[int]], int | None] = lambda _: None,
         stop_ids: Collection[int] = (),
         pools: bool = False,
+        is_singly: bool = False,
     ) -> None:
         """A part is a request to an engine and the parsers of its outputs, of which a beam search has several.
         `Choice` explains `scores_only`, `stop_ids`, and `max_cached` for each prompt. With `pools`, prompts are
-        pooled.
+        pooled. With `is_singly`, each token makes a group of its own, even if tokens arrive together.
         """
         self._client = client
         self._requests = [request for request, _ in parts]
         self._idle_timeout_s = idle_timeout_s
-        self._generations: list[Generation] = []
+        self._most = 1 if is_singly else TURN_OUTPUT
+        self._readings: list[Reading] = []
         self._opened: list[Generation] = []  # in the order of their acceptance, and some before all are accepted
         self._starts: list[asyncio.Task[Generation]] = []
         self._pumps: list[asyncio.Task[None]] = []
-        self._limits: list[TimeLimit] = []
         texts = [(text, max_cached(request.prompt_ids)) for request, texts in parts for text in texts]
         kind = PooledChoice if pools else Choice
         self.choices = [
@@ -86,44 +81,85 @@ class Choices:
     @property
     def first(self) -> Generation | None:
         """The first choice's generation; None until all are accepted."""
-        return self._generations[0] if self._generations else None
+        return self._readings[0].generation if self._readings else None
 
     @property
     def timelines(self) -> list[Timeline]:
         """Each generation's timeline; empty until all are accepted."""
-        return [generation.timeline for generation in self._generations]
+        return [reading.generation.timeline for reading in self._readings]
 
-    async def open(self) -> None:
-        """Send all requests; when one is refused, raise its error. `aclose` aborts those that were accepted."""
+    async def open(self, found: Mapping[int, FoundPart] | None = None) -> None:
+        """Send all requests; when one is refused, raise its error. `aclose` aborts those that were accepted.
+
+        Those that are `found` run already, and are read from their first tokens.
+        """
+        found = found or {}
         if len(self._requests) == 1:
-            self._generations = [await self._start(self._requests[0])]
+            self._begin_reading([await self._start(self._requests[0], found.get(0))])
             return
         size = 0
-        for request in self._requests:
-            self._starts.append(asyncio.create_task(self._start(request)))
+        for index, request in enumerate(self._requests):
+            self._starts.append(asyncio.create_task(self._start(request, found.get(index))))
             size += sending_cost(len(request.prompt_ids))
             if size >= TURN_TOKENS:
                 size = 0
                 await asyncio.sleep(0)  # they begin, and other streams continue
-        self._generations = list(await asyncio.gather(*self._starts))
+        self._begin_reading(await asyncio.gather(*self._starts))
 
-    async def _start(self, request: GenerateRequest) -> Generation:
-        generation = await self._client.generate(request)
+    def _begin_reading(self, generations: Sequence[Generation]) -> None:
+        self._readings = [
+            Reading(generation, self.choices_of(index), self._idle_timeout_s)
+            for index, generation in enumerate(generations)
+        ]
+
+    async def _start(self, request: GenerateRequest, found: FoundPart | None) -> Generation:
+        client = self._client
+        generation = await (client.generate(request) if found is None else client.adopt(request, found))
         self._opened.append(generation)
         return generation
 
-    def deltas(self, note: Callable[[ChoiceDelta], None]) -> AsyncIterator[ChoiceDelta]:
-        """Return an iterator over each choice's deltas in order, the choices interleaved as they arrive. `note` is
+    def groups(self, note: Callable[[Group], None]) -> AsyncIterator[Group]:
+        """Return an iterator over each choice's groups in order, the choices interleaved as they arrive. `note` is
         called with each of them when it is read.
         """
-        return self._read(0, note) if len(self._generations) == 1 else self._mixed(note)
+        return self._read(self._readings[0], note) if len(self._readings) == 1 else self._mixed(note)
 
-    async def _mixed(self, note: Callable[[ChoiceDelta], None]) -> AsyncIterator[ChoiceDelta]:
+    async def replayed(
+        self, counts: Sequence[int | None], last: int, num_last: int
+    ) -> AsyncIterator[tuple[Group, bool]]:
+        """Read so many tokens of each choice again, and yield their groups; None reads nothing of a choice.
+
+        The choice `last` ends with a group of `num_last` tokens, which comes with True. Raises `ApiError` 400 if
+        the stream has not so many tokens.
+        """
+        for index, count in enumerate(counts):
+            if count is None:
+                continue
+            choice = self.choices[index]
+            reading = self._readings[index * len(self._readings) // len(self.choices)]
+            left = count - num_last if index == last else count
+            while left:
+                part = await _next_of(reading, choice, min(left, self._most))
+                left -= len(part.token_ids)
+                yield choice.read(part), False
+                await asyncio.sleep(0)  # other streams continue
+            if index == last:
+                part = StreamDelta("")
+                while (left := num_last - len(part.token_ids)) and not part.finish_reason:
+                    part.add(await _next_of(reading, choice, left))
+                group = choice.read(part)  # raises the failure, if one ended it
+                if left:
+                    raise _ahead()
+                yield group, True
+            if choice.finish_reason:
+                await reading.end_early(choice)
+
+    async def _mixed(self, note: Callable[[Group], None]) -> AsyncIterator[Group]:
         # One slot per choice: a slow consumer blocks the pumps, and generations merge their deltas.
-        count = unfinished = len(self._generations)
-        queue: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(count)
-        for index in range(count):
-            self._pumps.append(asyncio.create_task(self._pump(index, queue)))
+        unfinished = len(self._readings)
+        queue: asyncio.Queue[Group | Exception | None] = asyncio.Queue(unfinished)
+        for index, reading in enumerate(self._readings):
+            self._pumps.append(asyncio.create_task(self._pump(reading, queue)))
             if (index + 1) % _TURN_CHOICES == 0:
                 await asyncio.sleep(0)  # they begin, and other streams continue
         while unfinished:
@@ -136,72 +172,61 @@ class Choices:
                 note(item)
                 yield item
 
-    async def aclose(self) -> None:
-        """Abort the generations that have not finished. Idempotent.
+    async def _pump(self, reading: Reading, queue: asyncio.Queue[Group | Exception | None]) -> None:
+        try:
+            async for group in self._read(reading):
+                await queue.put(group)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
 
-        All is aborted before anything is waited for, because the wait itself may be cancelled.
+    async def _read(
+        self, reading: Reading, note: Callable[[Group], None] = lambda _: None
+    ) -> AsyncIterator[Group]:
+        while (found := await reading.next(self._most)) is not None:
+            choice, part = found
+            group = choice.read(part)
+            if choice.finish_reason and not part.finish_reason:
+                await reading.end_early(choice)
+            note(group)
+            yield group
+            if reading.has_parts:
+                await asyncio.sleep(0)  # other streams continue
+
+    async def aclose(self) -> None:
+        """Abort the generations that have not finished. Idempotent."""
+        await self._leave(lambda generation: generation.aclose())
+
+    async def detach(self) -> None:
+        """Stop reading. Resumable streams are generated further, for a while."""
+        await self._leave(lambda generation: generation.detach())
+
+    async def _leave(self, leave: Callable[[Generation], Awaitable[None]]) -> None:
+        """Leave all generations. This begins with all before anything is waited for, because the wait itself may
+        be cancelled.
         """
-        for limit in self._limits:
-            limit.close()
+        for reading in self._readings:
+            reading.close()
         tasks: list[asyncio.Task[Any]] = [*self._starts, *self._pumps]
         for task in tasks:
             task.cancel()
         for generation in self._opened:
             try:
-                await generation.aclose()
+                await leave(generation)
             except Exception as error:
                 logger.warning("closing a generation failed: %r", error)
         if tasks:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._starts, self._pumps = [], []
 
-    def _too_late(self) -> ApiError:
-        seconds = f"{self._idle_timeout_s:g} seconds (limits.idle_timeout_s)"
-        return ApiError(504, f"The engine did not answer within {seconds}.", code="engine_timeout")
 
-    async def _pump(self, index: int, queue: asyncio.Queue[ChoiceDelta | Exception | None]) -> None:
-        try:
-            async for delta in self._read(index):
-                await queue.put(delta)
-            await queue.put(None)
-        except Exception as error:
-            await queue.put(error)
-
-    async def _read(
-        self, index: int, note: Callable[[ChoiceDelta], None] = lambda _: None
-    ) -> AsyncIterator[ChoiceDelta]:
-        generation, choices = self._generations[index], self.choices_of(index)
-        choice, limit = choices[0], TimeLimit(self._idle_timeout_s)
-        self._limits.append(limit)
-        while True:
-            try:
-                with limit:
-                    delta = await generation.__anext__()
-            except StopAsyncIteration:
-                raise failure_of(None) from None
-            except TimeoutError:
-                raise self._too_late() from None
-            if delta.alternatives:
-                for found, hypothesis in zip(choices, delta.alternatives, strict=False):
-                    for taken in found.take(_delta_of(delta, hypothesis)):
-                        note(taken)
-                        yield taken
-                return
-            is_long = len(delta.token_ids) > _TURN_OUTPUT
-            for part in delta.pieces(_TURN_OUTPUT) if is_long else (delta,):
-                deltas = choice.take(part)
-                if choice.finish_reason and not delta.finish_reason:  # its text ended it, unknown to the engine
-                    await generation.aclose()
-                for taken in deltas:
-                    note(taken)
-                    yield taken
-                if choice.finish_reason:
-                    return
-                if is_long:
-                    await asyncio.sleep(0)  # other streams continue
+async def _next_of(reading: Reading, choice: Choice, most: int) -> StreamDelta:
+    found = await reading.next(most)
+    if found is None or found[0] is not choice:
+        raise _ahead()
+    return found[1]
 
 
-def _delta_of(end: StreamDelta, hypothesis: Hypothesis) -> StreamDelta:
-    """Return the last delta of a beam search as that of one of its outputs."""
-    token_ids = list(hypothesis.token_ids)
-    return structs.replace(end, token_ids=token_ids, finish_reason=hypothesis.finish_reason, alternatives=None)
+def _ahead() -> ApiError:
+    message = "Last-Event-ID is of an event that the stream, which has ended, does not have."
+    return invalid(message, "Last-Event-ID", "ahead_of_stream")

@@ -7,10 +7,10 @@ tokens ─▶ TextStream ─▶ text ─▶ parse_reasoning ─┬─▶ reasoni
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 
 from msgspec import Struct
 
@@ -78,8 +78,11 @@ class ParsedOutput(Struct):
 class OutputParser:
     """Parses one choice."""
 
-    def __init__(self, text: TextStream, spec: OutputParseSpec, spelled: SpelledText | None = None) -> None:
-        self._text, self._spec = text, spec
+    def __init__(
+        self, text: TextStream, spec: OutputParseSpec, spelled: SpelledText | None = None, name: str = ""
+    ) -> None:
+        """The ids of its calls are derived from `name`, which no other choice has."""
+        self._text, self._spec, self._name = text, spec, name
         self.spelled = spelled
         """Which tokens spell which text, for an answer with log-probabilities."""
         self._reasoning_parser: ParserDriver | None = None
@@ -196,7 +199,8 @@ class OutputParser:
 
     def _begin_call(self, parsed: ParsedOutput, name: str) -> None:
         self._end_input(parsed)
-        call_id, is_custom = f"call_{uuid.uuid4().hex[:24]}", name in self._spec.customs
+        digest = blake2b(f"{self._name}-{self._num_calls}".encode(), digest_size=12)
+        call_id, is_custom = f"call_{digest.hexdigest()}", name in self._spec.customs
         self._input = InputText() if is_custom else None
         parsed.calls.append(ToolCallDelta(self._num_calls, call_id, name, "", len(parsed.text), is_custom))
         self._num_calls += 1

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from secrets import token_hex
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -34,6 +34,19 @@ class EncodedPrompt:
     """Text that precedes each of the prompt's choices; None echoes nothing."""
 
 
+class AnswerName(NamedTuple):
+    """What makes an answer the same wherever it is made: its id, and when it was first begun."""
+
+    id: str
+    created: int
+    """Unix seconds."""
+
+    @classmethod
+    def new(cls, prefix: str) -> AnswerName:
+        """Name an answer that begins now; the id cannot be guessed."""
+        return cls(f"{prefix}{token_hex(16)}", int(time.time()))
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
     """Fields that are the same in every object sent for one request."""
@@ -56,9 +69,17 @@ class ResponseContext:
     """Approximate characters of a prompt's computed values: the numbers of an embedding."""
 
     @classmethod
-    def begin(cls, prefix: str, model: str, prompts: Sequence[EncodedPrompt], **options: Any) -> ResponseContext:
-        """Create the context of a new response, with an id of its own."""
-        return cls(f"{prefix}-{token_hex(16)}", int(time.time()), model, prompts, **options)
+    def begin(
+        cls, name: AnswerName | str, model: str, prompts: Sequence[EncodedPrompt], **options: Any
+    ) -> ResponseContext:
+        """Create the context of a response; of a new one if `name` is only the prefix of its id."""
+        name = AnswerName.new(f"{name}-") if isinstance(name, str) else name
+        return cls(name.id, name.created, model, prompts, **options)
+
+    @property
+    def name(self) -> AnswerName:
+        """The answer's name."""
+        return AnswerName(self.id, self.created)
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return the fields that begin every object of this response."""
@@ -141,6 +162,9 @@ class ResponseEncoder(Protocol):
     """Encodes the responses of one endpoint: a whole one, or a stream's events in the order of these methods."""
 
     context: ResponseContext
+    takes_singly: bool
+    """Whether its events depend on how tokens were merged, so that a resumable stream has to encode each
+    individually."""
 
     def opening(self, index: int, num_cached: int) -> bytes:
         """Encode the events before a choice's first delta; empty if there are none. `num_cached` prompt tokens

@@ -146,6 +146,8 @@ def context_of(
 class PooledEncoder(ABC):
     """Encodes the answers of an endpoint that generates nothing: they are whole, never streams."""
 
+    takes_singly = False
+
     def __init__(self, context: ResponseContext) -> None:
         self.context = context
 

@@ -120,6 +120,11 @@ class RequestMetrics:
                 "request_errors_total", endpoint=self._endpoint, status=str(status), error_type=error_type
             )
 
+    def resumed(self, outcome: Literal["adopted", "regenerated", "refused"]) -> None:
+        """Count a request to continue a stream: from the replicas that have it, by generating it again, or not."""
+        if self._metrics is not None:
+            self._metrics.inc("stream_resumptions_total", outcome=outcome)
+
     def disconnected(self) -> None:
         """Count a stream whose client disconnected before its end."""
         if self._metrics is not None:

@@ -77,7 +77,7 @@ class ResponseJob:
         self._request_id = dict(scope["headers"])[b"x-request-id"].decode()
         self._task = asyncio.create_task(self._run(app, scope, on_end))
 
-    async def planned(self) -> Any:
+    async def planned(self, _: Any) -> Any:
         """Return the plan."""
         return self.plan
 

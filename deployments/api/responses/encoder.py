@@ -69,6 +69,8 @@ class ResponseObject:
 class ResponsesEncoder:
     """Encodes one response."""
 
+    takes_singly = True
+
     def __init__(
         self,
         context: ResponseContext,

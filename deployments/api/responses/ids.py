@@ -13,11 +13,6 @@ _CONVERSATION = re.compile(r"conv_[0-9a-f]{32}")
 _ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})[io][0-9]+")
 
 
-def new_response_id() -> str:
-    """Return the name of a new response."""
-    return f"resp_{secrets.token_hex(16)}"
-
-
 def is_response_id(given: str) -> bool:
     """Whether a response could have this name."""
     return _RESPONSE.fullmatch(given) is not None

@@ -34,11 +34,10 @@ from deployments.api.http.access import as_tenant
 from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.scopes import request_id
 from deployments.api.http.transport import EventStream, json_in_pieces
-from deployments.api.output.response_encoder import encode_json
+from deployments.api.output.response_encoder import AnswerName, encode_json
 from deployments.api.responses.background import ResponseJob, scope_of
 from deployments.api.responses.conversations import Conversations, joined
 from deployments.api.responses.encoder import ResponseObject, ResponsesEncoder
-from deployments.api.responses.ids import new_response_id
 from deployments.api.responses.items import Item, references, taken_items
 from deployments.api.responses.kept import KeptResponses
 from deployments.api.responses.protocol import InputTokensRequest, ResponsesRequest
@@ -63,7 +62,7 @@ _ANSWER_SHARE = 8
 class AskedResponse:
     """A checked request, with the name that its response will have."""
 
-    id: str
+    name: AnswerName
     request: ResponsesRequest
     items: Sequence[Item]
     """Its input; empty where it refers to items of other responses, which have to be read first."""
@@ -71,6 +70,11 @@ class AskedResponse:
     """The same as JSON."""
     fields: bytes
     """The fields of the response object that repeat the request, as JSON."""
+
+    @property
+    def id(self) -> str:
+        """The id of its response."""
+        return self.name.id
 
     @property
     def num_bytes(self) -> int:
@@ -86,15 +90,21 @@ class AskedResponse:
 
 
 def parse_response(
-    body: dict[str, Any], limits: Limits, kind: type[ResponsesRequest] = ResponsesRequest
+    body: dict[str, Any],
+    limits: Limits,
+    kind: type[ResponsesRequest] = ResponsesRequest,
+    name: AnswerName | None = None,
 ) -> tuple[AskedResponse, Sequence[str]]:
-    """Return a body as a request, and the names of ignored fields to be shown. Raises `ApiError` 400."""
+    """Return a body as a request, and the names of ignored fields to be shown. Raises `ApiError` 400.
+
+    Without a `name` its response has a new one.
+    """
     request, ignored = parse(body, limits, kind)
     if request.background and not request.is_stored:
         raise invalid("background needs store to be true, as the response is read afterwards.", "background")
-    name = new_response_id()
+    name = name or AnswerName.new("resp_")
     is_empty = kind is InputTokensRequest and request.input == []
-    items = [] if is_empty or references(request.input) else taken_items(request.input, limits, name)
+    items = [] if is_empty or references(request.input) else taken_items(request.input, limits, name.id)
     asked = AskedResponse(name, request, items, encode_json(items), exact_json.encode(_repeated(request, body)))
     return asked, ignored
 
@@ -121,7 +131,7 @@ async def plan_response(
     tools = shown_tools(request.tools)
     try:
         chat = await _chat_request(asked, before, limits, tools)
-        plan = await _planned(limits, served, chat, tenant.salt(request.cache_salt or ""), request)
+        plan = await _planned(limits, served, chat, tenant.salt(request.cache_salt or ""), asked)
     except ApiError as error:
         raise as_named_here(error, tools) from None
     encoder = _encoder(served, asked, plan, tools)
@@ -139,7 +149,7 @@ async def plan_response(
 def _encoder(
     served: ServedModel, asked: AskedResponse, plan: GenerationPlan, tools: Sequence[ShownTool]
 ) -> ResponsesEncoder:
-    context = replace(plan.encoder.context, id=asked.id, include_usage=True)
+    context = replace(plan.encoder.context, include_usage=True)
     return ResponsesEncoder(
         context,
         served.codec,
@@ -291,16 +301,16 @@ async def _chat_request(
 
 
 async def _planned(
-    limits: Limits, served: ServedModel, chat: ChatRequest, salt: str, request: ResponsesRequest
+    limits: Limits, served: ServedModel, chat: ChatRequest, salt: str, asked: AskedResponse
 ) -> GenerationPlan:
     """Plan a chat request; if the client allows it, omit as few of the oldest messages as necessary."""
     checked = await check_chat(limits, served, chat)
     tokenize = partial(tokenize_chat, limits, served, checked=checked, salt=salt)
-    if request.truncation == "auto":
-        chat, prompt = await _shortened(chat, tokenize, _least_room(served, request))
+    if asked.request.truncation == "auto":
+        chat, prompt = await _shortened(chat, tokenize, _least_room(served, asked.request))
     else:
         prompt = await tokenize(chat)
-    return await build_chat(limits, served, chat, checked, prompt)
+    return await build_chat(limits, served, chat, checked, prompt, asked.name)
 
 
 async def _shortened(

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from deployments.api.base.errors import ApiError, invalid
 from deployments.api.base.field_checks import in_range
 from deployments.api.fields.protocol import ChatRequest, CompletionRequest
-from deployments.api.output.choice import ChoiceDelta
+from deployments.api.output.choice import Group
 from deployments.config.limits import Limits
 from engine.values.logprobs import PackedLogprobs, TokenLogprobs, joined
 
@@ -89,13 +89,14 @@ class PromptScores:
         part = self._parts[prompt]
         return [] if part is None else part.read(self._prompts[prompt][part.start : part.end])
 
-    async def gathered(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncIterator[ChoiceDelta]:
-        """Yield each delta once its prompt's scores are complete. Raises `ApiError` if they never are."""
-        held: list[list[ChoiceDelta]] = [[] for _ in self._prompts]
-        async for delta in deltas:
-            prompt = delta.index // self._num_candidates
-            self._parts[prompt] = joined(self._parts[prompt], delta.prompt_logprobs)
-            held[prompt].append(delta)
+    async def gathered(self, groups: AsyncIterator[Group]) -> AsyncIterator[Group]:
+        """Yield each group once its prompt's scores are complete. Raises `ApiError` if they never are."""
+        held: list[list[Group]] = [[] for _ in self._prompts]
+        async for group in groups:
+            prompt = group.index // self._num_candidates
+            for delta in group.deltas:
+                self._parts[prompt] = joined(self._parts[prompt], delta.prompt_logprobs)
+            held[prompt].append(group)
             if self._is_whole(prompt):
                 for waiting in held[prompt]:
                     yield waiting

@@ -20,6 +20,8 @@ import deployments.demo_model
 from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
 from deployments.client.protocol import (
     FleetHealth,
+    FoundPart,
+    FoundStream,
     GenerateRequest,
     ReplicaHealth,
     Turn,
@@ -46,6 +48,7 @@ class ScriptedGeneration:
     hangs: bool = False
     replica: str | None = "replica-1"
     closed: bool = False
+    detached: bool = False
     timeline: Timeline = field(default_factory=lambda: Timeline(0.0, 0.0))
 
     def explain(self) -> dict[str, Any] | None:
@@ -68,6 +71,9 @@ class ScriptedGeneration:
     async def aclose(self) -> None:
         self.closed = True
 
+    async def detach(self) -> None:
+        self.detached = True
+
 
 @dataclass
 class ScriptedEngine:
@@ -85,6 +91,9 @@ class ScriptedEngine:
     """Whether it scores prompts when it is asked to."""
     requests: list[GenerateRequest] = field(default_factory=list)
     generations: list[ScriptedGeneration] = field(default_factory=list)
+    found: dict[str, FoundStream] = field(default_factory=dict)
+    """Streams that replicas have, by name."""
+    adopted: list[FoundPart] = field(default_factory=list)
 
     are_awaited = False
 
@@ -98,6 +107,15 @@ class ScriptedEngine:
         await asyncio.sleep(0)
         if self.refuse_with is not None:
             raise self.refuse_with
+        generation = ScriptedGeneration(self.events(request), self.hangs)
+        self.generations.append(generation)
+        return generation
+
+    async def find(self, name: str) -> FoundStream | None:
+        return self.found.get(name)
+
+    async def adopt(self, request: GenerateRequest, found: FoundPart) -> ScriptedGeneration:
+        self.adopted.append(found)
         generation = ScriptedGeneration(self.events(request), self.hangs)
         self.generations.append(generation)
         return generation

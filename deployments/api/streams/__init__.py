@@ -1,0 +1,1 @@
+"""Streams that any ingress can continue after any event."""

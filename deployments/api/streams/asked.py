@@ -1,0 +1,96 @@
+"""The stream that a request asks for: whether it can be continued, from where, and how long it may run unread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from starlette.types import Scope
+
+from deployments.api.base.errors import invalid, quoted
+from deployments.api.http.scopes import header, route_path
+from deployments.api.output.response_encoder import AnswerName
+from deployments.api.streams.position import StreamPosition, wrong_id
+from deployments.api.streams.record import StreamRecord
+from deployments.config.settings import StreamSettings
+from deployments.wire.messages import ResumableStream
+from engine.values.sampling_params import MAX_SEED
+
+PREFIXES: Mapping[str, str] = {
+    "/v1/chat/completions": "chatcmpl-",
+    "/v1/completions": "cmpl-",
+    "/v1/messages": "msg_",
+    "/v1/responses": "resp_",
+}
+"""How the names of answers begin, by the path of their endpoint."""
+
+
+@dataclass(slots=True)
+class AskedStream:
+    """The stream that a request asks for, if it asks for one."""
+
+    name: AnswerName
+    is_asked: bool
+    """Whether the client wants to be able to continue it."""
+    position: StreamPosition | None = None
+    """The position at which to continue; None for a new stream."""
+    detached_s: float | None = None
+    """Seconds for which it may be generated without a reader; None: as the settings have it."""
+    record: bytes = b""
+    """The request, to be run again where the stream is continued; empty where it is too large."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of a request without one, which makes the same tokens again wherever it runs."""
+        return int.from_bytes(blake2b(self.name.id.encode(), digest_size=8).digest(), "little") % MAX_SEED
+
+    def keep(self, scope: Scope, body: bytes | bytearray, settings: StreamSettings) -> None:
+        """Keep the request, whose body has been read, unless it is too large."""
+        if len(body) <= settings.max_record_bytes:
+            packed = StreamRecord.of(scope, bytes(body)).packed()
+            self.record = packed if len(packed) <= settings.max_record_bytes else b""
+
+    def part(self, index: int, tenant: str) -> ResumableStream:
+        """Return what an engine is told with a request. The first bears the record, which is needed once."""
+        return ResumableStream(self.name.id, index, tenant, self.record if index == 0 else b"", self.detached_s)
+
+
+_NO_STREAM = AskedStream(AnswerName("", 0), is_asked=False)
+
+
+def asked_stream(scope: Scope, settings: StreamSettings) -> AskedStream:
+    """Read the headers of a request. Raises `ApiError` 400."""
+    path = route_path(scope)
+    if (prefix := PREFIXES.get(path)) is None:
+        return _NO_STREAM
+    detached_s, last = _detached_s(scope, settings), header(scope, b"last-event-id")
+    if not last:  # Browsers send an empty one after events without an id.
+        return AskedStream(AnswerName.new(prefix), _takes_events(scope), detached_s=detached_s)
+    position = StreamPosition.parse(last)
+    if not position.name.id.startswith(prefix):
+        raise wrong_id(f"Last-Event-ID is of another endpoint's stream: one of {path} begins with {prefix}.")
+    return AskedStream(position.name, True, position, detached_s)
+
+
+def _takes_events(scope: Scope) -> bool:
+    """Whether the client names the type of event streams, as those do that send Last-Event-ID."""
+    accepted = (header(scope, b"accept") or "").split(",")
+    return any(media.partition(";")[0].strip().lower() == "text/event-stream" for media in accepted)
+
+
+def _detached_s(scope: Scope, settings: StreamSettings) -> float | None:
+    given = header(scope, b"x-raydix-detached-s")
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= settings.max_detached_s:
+        most = f"{settings.max_detached_s:g} (streams.max_detached_s)"
+        raise invalid(
+            f"x-raydix-detached-s must be a number of seconds from 0 to {most}, got {quoted(given)}.",
+            "x-raydix-detached-s",
+        )
+    return seconds

@@ -1,0 +1,61 @@
+"""Finds the parts of a stream that replicas still have, to continue it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from deployments.api.base.errors import ApiError
+from deployments.api.streams.position import StreamPosition, wrong_id
+from deployments.client.protocol import EngineClient, FoundPart, GenerateRequest
+
+_MOST_AHEAD_S = 60
+"""Seconds by which the clock of another ingress may be ahead."""
+
+
+async def found_parts(
+    client: EngineClient, position: StreamPosition, requests: Sequence[GenerateRequest], num_choices: int
+) -> Mapping[int, FoundPart]:
+    """Return the parts that can be continued, by the index of their request; the others are generated again.
+
+    Each request has `num_choices` choices. Raises `ApiError` 400 if the position is not one of this request.
+    """
+    counts = position.counts
+    if len(counts) != len(requests) * num_choices:
+        raise wrong_id(f"Last-Event-ID is of a stream with {len(counts)} choices, unlike this request's.")
+    found = await client.find(position.name.id)
+    if found is None or found.tenant != requests[0].tenant:
+        return {}
+    return {
+        index: part
+        for index, part in found.parts.items()
+        if index < len(requests)
+        and _has_all(part, requests[index], counts[index * num_choices : (index + 1) * num_choices])
+    }
+
+
+def _has_all(found: FoundPart, request: GenerateRequest, counts: Sequence[int | None]) -> bool:
+    """Whether a replica has all that the client was sent. It has no log-probabilities of earlier replicas' tokens,
+    and no more tokens to come after a failure.
+    """
+    sampling, part = request.sampling, found.part
+    wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+    if part.output_ids and wants_logprobs:
+        return False
+    has_failed = part.finish_reason in ("abort", "error")
+    return not has_failed or all(count is None or count <= part.num_tokens for count in counts)
+
+
+def check_age(position: StreamPosition, now: float, most_s: float) -> None:
+    """Raise `ApiError` 404 for a stream that was begun too long ago to be generated again, or in the future."""
+    age = now - position.name.created
+    if not -_MOST_AHEAD_S <= age <= most_s:
+        raise ApiError(404, "The stream has ended and is no longer kept (streams.keep_s).", code="stream_expired")
+
+
+def stream_differs() -> ApiError:
+    """Create the 409 for a position whose check is not that of the stream."""
+    message = (
+        "Last-Event-ID does not belong to this stream: the request differs from the one that began it, or it had "
+        "to be generated again and its text is not the same; send the request without Last-Event-ID."
+    )
+    return ApiError(409, message, param="Last-Event-ID", code="stream_differs")
