@@ -110,6 +110,24 @@ def test_streams_do_not_notice_that_a_process_of_the_control_plane_is_killed_and
     wait_until(cluster.is_whole)
 
 
+def test_streams_do_not_notice_that_the_head_is_killed_and_restarted(cluster: RayCluster, known: Known) -> None:
+    """Ray's control store and Serve's controller are gone meanwhile."""
+    if not cluster.outlives_head:
+        pytest.skip("Redis is not installed, in which Ray's control state would outlive the head")
+    before = [cluster.engine(worker).pid for worker in cluster.workers]
+
+    async def kill() -> None:
+        with suspended(cluster):
+            cluster.head.kill_processes()
+
+    check_undisturbed(asyncio.run(answers_under(cluster.url, known, kill, cluster.url)), known)
+    cluster.start_head()
+    wait_until(lambda: bool(cluster.processes("ServeController")))
+    wait_until(cluster.is_whole)
+    check_undisturbed(asyncio.run(answers_under(cluster.url, known, nothing)), known)
+    assert [cluster.engine(worker).pid for worker in cluster.workers] == before
+
+
 def test_streams_of_a_killed_ingress_continue_at_the_other_one(cluster: RayCluster, known: Known) -> None:
     one = cluster.workers[0]
 
