@@ -82,6 +82,8 @@ class ScriptedEngine:
     codec: TextCodec
     says: str | Callable[[GenerateRequest], str] = "The quick brown fox jumps over the lazy dog."
     chunk: int = 1
+    chunks: Sequence[int] = ()
+    """The tokens of the first events, if they are not `chunk`."""
     hangs: bool = False
     cached: int = 0
     refuse_with: Exception | None = None
@@ -137,9 +139,11 @@ class ScriptedEngine:
         if len(ids) > request.sampling.max_tokens:
             ids, reason = ids[: request.sampling.max_tokens], "length"
         events: list[StreamDelta | Exception] = list(self._scores(request))
-        for start in range(0, len(ids), self.chunk):
-            part = ids[start : start + self.chunk]
-            is_last = start + self.chunk >= len(ids) and not self.hangs
+        sizes, start = iter(self.chunks), 0
+        while start < len(ids):
+            part = ids[start : start + next(sizes, self.chunk)]
+            start += len(part)
+            is_last = start >= len(ids) and not self.hangs
             events.append(
                 StreamDelta(
                     request.request_id,
