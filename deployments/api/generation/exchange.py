@@ -168,8 +168,7 @@ class Exchange:
         """Return the parts of the stream that is continued which replicas still have. Raises `ApiError`."""
         if self._position is None:
             return {}
-        num_choices = len(self._choices.choices_of(0))
-        found = await found_parts(self._client, self._position, self._requests, num_choices)
+        found = await found_parts(self._client, self._position, self._requests)
         if not found:
             check_age(self._position, time.time(), self._most_age_s)
         return found
