@@ -72,6 +72,7 @@ from deployments.api.routes.kept import add_kept_routes
 from deployments.api.routes.lifecycle import add_model_routes
 from deployments.api.routes.router import add_router_routes
 from deployments.api.routes.server import add_server_routes
+from deployments.api.routes.streams import add_stream_routes
 from deployments.api.routes.tokenizer import add_tokenizer_route
 from deployments.api.served.context_room import check_in_context
 from deployments.api.served.served_model import ServedModel
@@ -148,6 +149,7 @@ def _route_table(service: ApiService, endpoints: _Endpoints) -> RouteTable:
     for path, endpoint, body in post:
         table.add("POST", path, endpoint, body=body_of(body))
     add_kept_routes(table, service, endpoints.read, endpoints.room_for)
+    add_stream_routes(table, service, lambda: endpoints.app)
     add_model_routes(table, service)
     add_router_routes(table, service)
     add_server_routes(table, service)
@@ -354,7 +356,7 @@ class _Endpoints:
         tenant, name = tenant_of(request), request_id(request.scope)
         try:
             stream = stream or asked_stream(request.scope, self._service.streams)
-            ticket = ticket or self._service.access.start(tenant, is_charged=stream.position is None)
+            ticket = ticket or self._service.access.start(tenant, is_charged=not stream.is_continued)
             hints = _hints(request, self._service.limits, is_open=self._service.access.is_open)
             if hints.explains:
                 self._service.access.check_may_explain(tenant)
@@ -367,7 +369,7 @@ class _Endpoints:
             resumable = stream if stream.is_asked and is_resumable(made) else None
             if resumable is not None and resumable.record:
                 made = self._holding(request, made, len(resumable.record))
-            elif resumable is None and stream.position is not None:
+            elif resumable is None and stream.is_continued:
                 raise wrong_id("Last-Event-ID is given, but this request's answer is no stream to be continued.")
             exchange = Exchange(
                 self._service.limits,
@@ -389,7 +391,7 @@ class _Endpoints:
             raise limited from None
         except ApiError as error:
             record.failed(error.status, error.type)
-            if header(request.scope, b"last-event-id"):
+            if header(request.scope, b"last-event-id") or (stream is not None and stream.is_continued):
                 record.metrics.resumed("refused")
             raise
         except (ClientGone, asyncio.CancelledError):

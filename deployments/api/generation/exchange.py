@@ -102,8 +102,10 @@ class Exchange:
         )
         self._scores = plan.scores
         self._client, self._requests = plan.served.client, [request for request, _ in parts]
-        self._position, self._most_age_s = stream and stream.position, limits.request_timeout_s + keep_s
-        self._is_resumable, self._outlives_reader = stream is not None, False
+        self._stream, self._most_age_s = stream, limits.request_timeout_s + keep_s
+        self._position = stream and stream.position
+        self._num_known: dict[int, int] = {}
+        self._outlives_reader = False
         answer = plan.encoder.context
         ids = None
         if stream is not None:
@@ -138,22 +140,23 @@ class Exchange:
                 if not self._is_stream:
                     return await self._whole(groups)
                 first, waiting = None, b""
-                if self._position is None:
-                    first = await anext(groups)
-                else:
-                    self._outlives_reader = True
+                self._outlives_reader = self._is_continued
+                if self._position is not None:
                     waiting = await self._events.replayed(self._position)
+                else:
+                    first = await anext(groups)
+                if self._is_continued:
                     self._record.metrics.resumed("adopted" if len(found) == len(self._requests) else "regenerated")
             self._turns = self._pace.open()
-            stream = EventStream(
+            answer = EventStream(
                 self._sent(first, waiting, groups),
                 self._close,
                 self._limits.slow_reader_timeout_s,
                 self._headers(),
             )
-            self._outlives_reader = self._is_resumable
+            self._outlives_reader = self._stream is not None
             is_handed_over = True
-            return stream
+            return answer
         except CLIENT_ERRORS as error:
             self._record.refused(error)
             self._ticket.refuse()
@@ -166,12 +169,18 @@ class Exchange:
 
     async def _found(self) -> Mapping[int, FoundPart]:
         """Return the parts of the stream that is continued which replicas still have. Raises `ApiError`."""
-        if self._position is None:
+        if self._stream is None or not self._stream.is_continued:
             return {}
-        found = await found_parts(self._client, self._position, self._requests)
+        found = await found_parts(self._client, self._stream, self._requests)
         if not found:
-            check_age(self._position, time.time(), self._most_age_s)
+            check_age(self._stream.name, time.time(), self._most_age_s)
+        if self._position is None:
+            self._num_known = {index: part.part.num_tokens for index, part in found.items()}
         return found
+
+    @property
+    def _is_continued(self) -> bool:
+        return self._stream is not None and self._stream.is_continued
 
     def _admit(self, *, is_adopted: bool) -> None:
         """Charge the tenant's limits, for an adopted stream only its generations. Raises `RateLimited`, or
@@ -196,9 +205,13 @@ class Exchange:
             yield Group(index, (), [ChoiceDelta(index, "", (), (), "length")])
 
     def _received(self, group: Group) -> None:
-        """Record and charge a group that was read."""
-        self._record.received(group.index, len(group.token_ids), is_last=group.finish_reason is not None)
-        self._ticket.generated(len(group.token_ids))
+        """Record and charge a group that was read, except for tokens that were generated for an earlier reader."""
+        num_tokens = len(group.token_ids)
+        if num_known := min(self._num_known.get(group.index, 0), num_tokens):
+            self._num_known[group.index] -= num_known
+            num_tokens -= num_known
+        self._record.received(group.index, num_tokens, is_last=group.finish_reason is not None)
+        self._ticket.generated(num_tokens)
         if group.finish_reason:
             self._record.metrics.reasoned(self._choices.choices[group.index].num_reasoning)
 
@@ -278,7 +291,8 @@ class Exchange:
             try:
                 self._ticket.close()
             finally:
-                await (self._choices.detach() if self._outlives_reader else self._choices.aclose())
+                is_kept = self._outlives_reader and self._stream is not None and self._stream.is_wanted
+                await (self._choices.detach() if is_kept else self._choices.aclose())
 
     def _extras(self, *, is_whole: bool) -> dict[str, Any]:
         """Return the fields that concern all choices: `usage` and `timings`, in a stream only those requested."""

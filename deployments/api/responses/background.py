@@ -17,16 +17,13 @@ from starlette.types import ASGIApp, Message, Scope
 
 from deployments.admission.rate_limits import Ticket
 from deployments.api.base.errors import RETRY_AFTER_S, ApiError
+from deployments.api.http.inner_request import inner_scope
 from deployments.api.http.parts import PART_BYTES
-from deployments.api.http.scopes import DEFERRABLE, NO_READER
+from deployments.api.http.scopes import NO_READER
 from deployments.api.responses.encoder import ResponsesEncoder
 from deployments.config.tenants import ANONYMOUS
 
 _JOB = "raydix.response_job"
-_COPIED = (
-    "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "root_path", "client", "server",
-    DEFERRABLE,  # set for batches, not by clients
-)  # fmt: skip
 
 
 class _Error(msgspec.Struct):
@@ -219,15 +216,7 @@ def job_of(scope: Scope) -> ResponseJob | None:
 
 def scope_of(job: ResponseJob, scope: Scope, request_id: str) -> Scope:
     """Return the scope of a job's own request, like that of the client's which asked for it."""
-    headers = [(name, value) for name, value in scope["headers"] if name != b"x-request-id"]
-    copied = {name: scope[name] for name in _COPIED if name in scope}
-    return {
-        **copied,
-        "query_string": b"",
-        "headers": [*headers, (b"x-request-id", request_id.encode())],
-        _JOB: job,
-        NO_READER: True,
-    }
+    return inner_scope(scope, scope["headers"], request_id, **{_JOB: job, NO_READER: True})
 
 
 async def _never() -> Message:

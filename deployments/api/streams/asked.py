@@ -34,9 +34,15 @@ class AskedStream:
     is_asked: bool
     """Whether the client wants to be able to continue it."""
     position: StreamPosition | None = None
-    """The position at which to continue; None for a new stream."""
+    """The position at which to continue; None: from the first event."""
     detached_s: float | None = None
     """Seconds for which it may be generated without a reader; None: as the settings have it."""
+    is_continued: bool = False
+    """Whether it was begun by an earlier request."""
+    after: int = -1
+    """For a response in the background: the number of the last event that the client has."""
+    is_wanted: bool = True
+    """Whether it may be generated without a reader."""
     record: bytes = b""
     """The request, to be run again where the stream is continued; empty where it is too large."""
 
@@ -48,7 +54,7 @@ class AskedStream:
     def keep(self, scope: Scope, body: bytes | bytearray, settings: StreamSettings) -> None:
         """Keep the request, whose body has been read, unless it is too large."""
         if len(body) <= settings.max_record_bytes:
-            packed = StreamRecord.of(scope, bytes(body)).packed()
+            packed = StreamRecord.of(scope, self.name.created, bytes(body)).packed()
             self.record = packed if len(packed) <= settings.max_record_bytes else b""
 
     def part(self, index: int, tenant: str) -> ResumableStream:
@@ -56,12 +62,16 @@ class AskedStream:
         return ResumableStream(self.name.id, index, tenant, self.record if index == 0 else b"", self.detached_s)
 
 
+_STREAM = "raydix.stream"
 _NO_STREAM = AskedStream(AnswerName("", 0), is_asked=False)
 
 
 def asked_stream(scope: Scope, settings: StreamSettings) -> AskedStream:
     """Read the headers of a request. Raises `ApiError` 400."""
     path = route_path(scope)
+    if (given := scope.get(_STREAM)) is not None:
+        given.detached_s = _detached_s(scope, settings)
+        return given  # type: ignore[no-any-return]
     if (prefix := PREFIXES.get(path)) is None:
         return _NO_STREAM
     detached_s, last = _detached_s(scope, settings), header(scope, b"last-event-id")
@@ -70,7 +80,12 @@ def asked_stream(scope: Scope, settings: StreamSettings) -> AskedStream:
     position = StreamPosition.parse(last)
     if not position.name.id.startswith(prefix):
         raise wrong_id(f"Last-Event-ID is of another endpoint's stream: one of {path} begins with {prefix}.")
-    return AskedStream(position.name, True, position, detached_s)
+    return AskedStream(position.name, True, position, detached_s, is_continued=True)
+
+
+def with_stream(scope: Scope, stream: AskedStream) -> Scope:
+    """Return the scope of a request that continues a stream."""
+    return {**scope, _STREAM: stream}
 
 
 def _takes_events(scope: Scope) -> bool:

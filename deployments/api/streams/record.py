@@ -15,14 +15,16 @@ class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
     """A request for a stream."""
 
     path: str
+    created: int
+    """When its answer was begun, in Unix seconds."""
     body: bytes
     headers: list[tuple[bytes, bytes]] = []
 
     @classmethod
-    def of(cls, scope: Scope, body: bytes) -> StreamRecord:
+    def of(cls, scope: Scope, created: int, body: bytes) -> StreamRecord:
         """Take down a request whose body, unpacked, was read."""
         kept = [(name, value.encode("latin-1")) for name in _KEPT if (value := header(scope, name)) is not None]
-        return cls(route_path(scope), body, kept)
+        return cls(route_path(scope), created, body, kept)
 
     def packed(self) -> bytes:
         """Return it as bytes."""
