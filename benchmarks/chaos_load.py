@@ -18,6 +18,12 @@ from typing import Any
 import httpx
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RECONNECT_S = 0.1
+"""Seconds before a client connects again."""
+LONGEST_S = 180.0
+"""Seconds after which it gives up."""
+_PASSING = ("overloaded", "overloaded_error", "unavailable", "aborted", "engine_lost")
+"""Codes, or types in Anthropic's form, of errors after which a client tries again."""
 _SUBJECTS = ("itertools.chain", "os.path.join", "json.dumps", "re.sub", "random.shuffle", "heapq.merge")
 _NUMBERS = {
     "ignore_eos": False,
@@ -70,12 +76,19 @@ class Outcome:
     """The complete answer, or None."""
     error: str | None = None
     """The service's error message."""
+    may_try_again: bool = False
+    """Whether the error says that the service cannot answer now."""
     is_broken_off: bool = False
     """Whether the answer broke off or is not an ingress's: a live ingress always ends its answers."""
     chunks: list[float] = field(default_factory=list)
     """Times at which chunks arrived."""
     replica: str | None = None
     """Engine replica on which the first choice began."""
+    num_reconnects: int = 0
+    num_repeated: int = 0
+    """Events that came twice."""
+    is_resumable: bool = False
+    """Whether the events of a stream are to have ids, after which it can be continued."""
 
     @property
     def longest_pause(self) -> float:
@@ -122,6 +135,47 @@ def _make(number: int, draw: random.Random, max_tokens: int, num_preambles: int)
     return Ask(f"{number}: {name}", path, body)
 
 
+def make_resumable_asks(count: int, seed: int, tokens: tuple[int, int]) -> list[Ask]:
+    """Make streams of all kinds in turn, each with a prompt of its own, for clients that reconnect; and beam
+    searches, which have no stream and are sent again.
+    """
+    draw = random.Random(seed)
+    return [_make_resumable(number, draw, draw.randint(*tokens)) for number in range(count)]
+
+
+def _make_resumable(number: int, draw: random.Random, max_tokens: int) -> Ask:
+    question = f"What does {draw.choice(_SUBJECTS)} do? ({number})"
+    said = [{"role": "user", "content": question}]
+    body: dict[str, Any] = {"model": "demo", "stream": True}
+    chat = {**body, "messages": said, "max_tokens": max_tokens, "stream_options": {"include_usage": True}}
+    free = {**chat, "ignore_eos": True}
+    text = {**free, "prompt": question}
+    del text["messages"]
+    drawn = {"temperature": 0.9, "seed": draw.randrange(2**40)}
+    number_list = {"type": "array", "items": {"enum": [3, 17, 256]}, "minItems": 30, "maxItems": 50}
+    function = {"name": "add", "parameters": {"type": "object", "properties": {"numbers": number_list}}}
+    function["parameters"] |= {"required": ["numbers"], "additionalProperties": False}
+    called = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    search = {**text, "use_beam_search": True, "n": 2, "stream": False, "stream_options": None}
+    kinds: list[tuple[str, str, dict[str, Any]]] = [
+        ("greedy chat", CHAT, {**free, "temperature": 0}),
+        ("chat, 2 choices", CHAT, {**free, "n": 2, **drawn}),
+        ("chat in JSON", CHAT, {**chat, **_NUMBERS, **drawn}),
+        ("chat with a call", CHAT, {**chat, **called, **drawn, "max_tokens": 300}),
+        ("chat with logprobs", CHAT, {**free, "logprobs": True, "top_logprobs": 2, **drawn}),
+        ("completion", COMPLETIONS, {**text, **drawn}),
+        ("beam search", COMPLETIONS, search),
+        ("message", "/v1/messages", {**body, "messages": said, "max_tokens": max_tokens, "temperature": 0}),
+        (
+            "response",
+            "/v1/responses",
+            {**body, "input": question, "max_output_tokens": max_tokens, "temperature": 0},
+        ),
+    ]
+    name, path, fields = kinds[number % len(kinds)]
+    return Ask(f"{number}: {name}", path, fields)
+
+
 # --- requests -----------------------------------------------------------------------------------------------
 
 
@@ -153,64 +207,142 @@ def _stops(text: str) -> list[str]:
     return [*false_starts, text[len(text) * 3 // 4 :][:10]]
 
 
-async def put(client: httpx.AsyncClient, ask: Ask, outcome: Outcome | None = None) -> Outcome:
-    """Send once and read to the end, into `outcome` if given. HTTP errors are in the outcome, not raised."""
+async def put(
+    client: httpx.AsyncClient, ask: Ask, outcome: Outcome | None = None, again: str | None = None
+) -> Outcome:
+    """Send a request and read its answer to the end, into `outcome` if given. HTTP errors are in the outcome, not
+    raised. With `again`, an answer that broke off continues at that URL, as often as necessary.
+    """
     outcome = outcome or Outcome(ask)
+    events, url = _Events(outcome), ask.path
+    while True:
+        await _connect(client, url, ask, outcome, events)
+        is_late = time.monotonic() - outcome.began > LONGEST_S
+        if again is None or is_late or not (outcome.is_broken_off or outcome.may_try_again):
+            break
+        url, outcome.num_reconnects = f"{again}{ask.path}", outcome.num_reconnects + 1
+        outcome.is_broken_off, outcome.may_try_again, outcome.error = False, False, None
+        await asyncio.sleep(RECONNECT_S)
+    outcome.ended = time.monotonic()
+    return outcome
+
+
+async def _connect(client: httpx.AsyncClient, url: str, ask: Ask, outcome: Outcome, events: _Events) -> None:
+    """Read from one connection."""
+    headers = {"last-event-id": events.last_id} if events.last_id else {}
+    if outcome.is_resumable:
+        headers["accept"] = "text/event-stream"
     try:
-        async with client.stream("POST", ask.path, json=dict(ask.body)) as response:
-            outcome.replica = response.headers.get("x-raydix-replica")
+        async with client.stream("POST", url, json=dict(ask.body), headers=headers) as response:
+            outcome.replica = outcome.replica or response.headers.get("x-raydix-replica")
             if response.status_code != 200:
                 _refused(outcome, response.status_code, (await response.aread()).decode(errors="replace"))
             elif ask.is_streamed:
-                await _read_stream(outcome, response)
+                async for line in response.aiter_lines():
+                    events.take(line)
+                events.end()
             else:
                 _read_whole(outcome, json.loads(await response.aread()))
     except (httpx.HTTPError, json.JSONDecodeError) as error:
         outcome.is_broken_off, outcome.error = True, f"{type(error).__name__}: {error}"
-    outcome.ended = time.monotonic()
-    return outcome
 
 
 def _refused(outcome: Outcome, status: int, text: str) -> None:
     """Record an error: an ingress answers with an OpenAI error object, Serve's proxy with plain text."""
     outcome.error = f"HTTP {status}: {text[:200]}"
-    outcome.is_broken_off = True
+    outcome.is_broken_off, outcome.may_try_again = True, status in (429, 503)
     with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):
         outcome.is_broken_off = not json.loads(text)["error"]["message"]
 
 
-async def _read_stream(outcome: Outcome, response: httpx.Response) -> None:
-    texts: dict[int, str] = {}
-    reasons: dict[int, str] = {}
-    num_tokens, num_logprobs, is_done = 0, 0, False
-    async for line in response.aiter_lines():
+class _Events:
+    """The events of one answer, from one connection or several."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self._texts: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
+        self._num_tokens = self._num_logprobs = 0
+        self._is_done = False
+        self._ids: set[str] = set()
+        self.last_id = ""
+        """The id of the last event; "" if they have none."""
+
+    def take(self, line: str) -> None:
+        """Take a line of the stream."""
+        if line.startswith("id: "):
+            self.last_id = line[4:]
+            self._outcome.num_repeated += self.last_id in self._ids
+            self._ids.add(self.last_id)
         if not line.startswith("data: "):
-            continue
-        outcome.chunks.append(time.monotonic())
-        if line == "data: [DONE]":
-            is_done = True
-            continue
-        chunk = json.loads(line[6:])
-        if "error" in chunk:
-            outcome.error = chunk["error"]["message"]
             return
+        self._outcome.chunks.append(time.monotonic())
+        if line == "data: [DONE]":
+            self._is_done = True
+            return
+        event = json.loads(line[6:])
+        if "error" in event and event["error"] is not None:
+            self._fail(event["error"])
+        elif event.get("type", "").startswith("response."):
+            self._take_response(event)
+        elif "type" in event:
+            self._take_message(event)
+        else:
+            self._take_chunk(event)
+
+    def end(self) -> None:
+        """Make the answer of what was read until the connection ended."""
+        outcome = self._outcome
+        if outcome.error is not None:
+            return
+        if self._is_done:
+            outcome.answer = _answer(self._texts, self._reasons, self._num_tokens, self._num_logprobs)
+        else:
+            outcome.is_broken_off, outcome.error = True, "the stream ended before its last event"
+
+    def _fail(self, error: dict[str, Any]) -> None:
+        self._outcome.error = error["message"]
+        self._outcome.may_try_again = error.get("code", error.get("type")) in _PASSING
+
+    def _take_chunk(self, chunk: dict[str, Any]) -> None:
+        """Take an event of a chat or a completion."""
         if chunk.get("usage"):
-            num_tokens = chunk["usage"]["completion_tokens"]
+            self._num_tokens = chunk["usage"]["completion_tokens"]
         for choice in chunk["choices"]:
-            said = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
-            texts[choice["index"]] = texts.get(choice["index"], "") + said
-            num_logprobs += _num_logprobs(choice)
+            name, delta = str(choice["index"]), choice.get("delta", {})
+            self._add(name, choice["text"] if "text" in choice else delta.get("content") or "")
+            for call in delta.get("tool_calls", ()):
+                function = call["function"]
+                self._add(f"{name} call {call['index']}", function.get("name", "") + function.get("arguments", ""))
+            self._num_logprobs += _num_logprobs(choice)
             if choice["finish_reason"]:
-                reasons[choice["index"]] = choice["finish_reason"]
-    if is_done:
-        outcome.answer = _answer(texts, reasons, num_tokens, num_logprobs)
-    else:
-        outcome.is_broken_off, outcome.error = True, "the stream ended without [DONE]"
+                self._reasons[name] = choice["finish_reason"]
+
+    def _take_message(self, event: dict[str, Any]) -> None:
+        """Take an event of Anthropic's API."""
+        if event["type"] == "content_block_delta":
+            delta = event["delta"]
+            self._add(str(event["index"]), delta.get("text") or delta.get("partial_json") or "")
+        elif event["type"] == "message_delta":
+            self._num_tokens, self._reasons["0"] = event["usage"]["output_tokens"], event["delta"]["stop_reason"]
+        self._is_done = self._is_done or event["type"] == "message_stop"
+
+    def _take_response(self, event: dict[str, Any]) -> None:
+        """Take an event of the Responses API."""
+        if event["type"].endswith(".delta"):
+            self._add(str(event["output_index"]), event["delta"])
+        elif event["type"] in ("response.completed", "response.incomplete"):
+            response = event["response"]
+            self._num_tokens, self._reasons["0"] = response["usage"]["output_tokens"], response["status"]
+            self._is_done = True
+
+    def _add(self, name: str, text: str) -> None:
+        self._texts[name] = self._texts.get(name, "") + text
 
 
 def _read_whole(outcome: Outcome, answer: dict[str, Any]) -> None:
-    texts = {c["index"]: c["text"] if "text" in c else c["message"]["content"] for c in answer["choices"]}
-    reasons = {choice["index"]: choice["finish_reason"] for choice in answer["choices"]}
+    texts = {str(c["index"]): c["text"] if "text" in c else c["message"]["content"] for c in answer["choices"]}
+    reasons = {str(choice["index"]): choice["finish_reason"] for choice in answer["choices"]}
     num_logprobs = sum(_num_logprobs(choice) for choice in answer["choices"])
     outcome.answer = _answer(texts, reasons, answer["usage"]["completion_tokens"], num_logprobs)
 
@@ -219,7 +351,7 @@ def _num_logprobs(choice: dict[str, Any]) -> int:
     return len((choice.get("logprobs") or {}).get("content") or ())
 
 
-def _answer(texts: dict[int, str], reasons: dict[int, str], num_tokens: int, num_logprobs: int) -> Answer:
+def _answer(texts: dict[str, str], reasons: dict[str, str], num_tokens: int, num_logprobs: int) -> Answer:
     order = sorted(texts)
     said, ends = tuple(texts[i] for i in order), tuple(reasons.get(i, "none") for i in order)
     return Answer(said, ends, num_tokens, num_logprobs)

@@ -19,7 +19,7 @@ from deployments.client.suspects import Blame, Suspects
 from deployments.client.timeline import ReplicaSpan
 from deployments.wire.connection import WireConnection
 from deployments.wire.deadlines.deadline import awake_now
-from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, Trial
+from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, TakeOver, Trial
 from deployments.wire.turn_budget import TurnBudget
 from engine.values.stream_delta import STEP_FAILED, StreamDelta
 from router.addresses import KVAddress
@@ -163,9 +163,11 @@ class Attempt:
         trial: Trial | None = None,
         on_cleared: Callable[[], None] = lambda: None,
         before: AttemptFailure | None = None,
+        runs_at: str | None = None,
     ) -> None:
         """`trial` is how a suspect runs, and `on_cleared` is called when it is cleared; None for all others.
-        `before` is the failure of the attempt before it.
+        `before` is the failure of the attempt before it. `runs_at` is the replica that already runs this attempt
+        for another reader.
         """
         self.stream = stream
         self.trial: Trial | None = trial
@@ -177,6 +179,7 @@ class Attempt:
         self.is_muted = False
         """Whether another attempt won, so that further deltas of this one are dropped."""
         self._dispatch, self._avoid, self._on_cleared, self._before = dispatch, avoid, on_cleared, before
+        self._runs_at = runs_at
         self._base = stream.journal.num_tokens  # tokens received before; the replica counts later ones
         self._sent_at, self._asked_at = time.monotonic(), awake_now()
         self._is_behind = False
@@ -185,7 +188,7 @@ class Attempt:
         self._outcome.add_done_callback(retrieve)
         self._target: str | None = None
         self._is_handed_over = False
-        self._message: Generate | None = None
+        self._message: Generate | TakeOver | None = None
         # Each attempt has its own id, so that late tokens of an earlier replica do not count as this one's.
         suffix = f"~{number}" if number else ""
         self._request = stream.journal.resumed(stream.request.request_id + suffix)
@@ -205,7 +208,7 @@ class Attempt:
         return self.replica or self._target
 
     @property
-    def unanswered(self) -> Generate | None:
+    def unanswered(self) -> Generate | TakeOver | None:
         """The message sent, while the replica has not answered it."""
         return self._message if self.replica is None and not self._outcome.done() else None
 
@@ -252,6 +255,8 @@ class Attempt:
         """Place the request and send it. Return the failure when that is not possible."""
         dispatch, request = self._dispatch, self._request
         candidates: Set[str] = dispatch.reachable()
+        if self._runs_at is not None:
+            candidates &= {self._runs_at}
         if self.trial == "alone" and candidates:
             candidates = dispatch.suspects.free(candidates)
             if not candidates:
@@ -267,7 +272,10 @@ class Attempt:
             dispatch.suspects.place(self.wire_id, self._target)
         try:
             number = dispatch.fleet.dispatch_number(self.wire_id)
-            self._message = message_of(request, number, trial=self.trial, origin=self._origin())
+            if self._runs_at is not None:
+                self._message = TakeOver(number, self.wire_id)
+            else:
+                self._message = message_of(request, number, trial=self.trial, origin=self._origin())
             if not dispatch.connections[self._target].generate(self._message):
                 return self._loss("silent", "it does not take in messages")
         except (ValueError, OverflowError) as error:
@@ -357,6 +365,9 @@ class Attempt:
     def refuse(self, message: NotRun) -> None:
         """Fail the attempt: its replica refused the request, or cannot continue it."""
         kind, is_failure = message.kind, message.kind in ("failed", "engine_ended")
+        if kind == "taken":
+            self.stream.give_up()
+            return self._finish(None)
         try:
             self._dispatch.fleet.record_call(self.placed or "", is_failure=is_failure)
         except Exception as error:
@@ -395,7 +406,11 @@ class Attempt:
         return AttemptFailure("lost", reason, self.placed, loss=loss, blame=blame)
 
     def _abort(self) -> None:
-        """Abort the request in the engine, which may run it even though it seemed lost."""
-        connection = self._dispatch.connections.get(self.placed or "")
-        if connection is not None:
+        """Abort the request in the engine, which may run it even though it seemed lost, or leave it running."""
+        connection, farewell = self._dispatch.connections.get(self.placed or ""), self.stream.farewell
+        if connection is None or farewell == "nothing":
+            return
+        if farewell == "detach" and connection.keeps_streams:
+            connection.detach(self.wire_id)
+        else:
             connection.abort(self.wire_id)

@@ -69,13 +69,17 @@ class Failover:
         health: HealthSettings,
         hedges: HedgeBudget,
         metrics: Metrics | None,
+        runs_at: str | None = None,
+        number: int = 0,
     ) -> None:
-        """`health` limits the number of retries and migrations, and the time spent on one."""
+        """`health` limits the number of retries and migrations, and the time spent on one. `runs_at` is the
+        replica that already runs an attempt for another reader, the one of this `number`.
+        """
         self._dispatch, self._stream = dispatch, stream
         self._health, self._hedges, self._metrics = health, hedges, metrics
         self._avoid: list[str] = []
         self._closed: list[str] = []  # replicas that accept nothing more: stopping, or ended
-        self._num_attempts = self._num_losses = 0
+        self._num_attempts, self._runs_at, self._num_losses = number, runs_at, 0
         self._retry_after: list[float] = []
         self._deadline: float | None = None  # for the current migration, or the wait for a first replica
         self._migrating: AttemptFailure | None = None
@@ -108,12 +112,14 @@ class Failover:
     # --- one attempt, or two ---------------------------------------------------------------------------------
 
     async def _attempt(self, trial: Trial | None) -> AttemptFailure | None:
+        is_running = self._runs_at is not None
         first = self._next(trial)
         watch = None
         if self._migrating is not None:
             watch = asyncio.ensure_future(self._record_resumption(first, self._migrating))
         try:
-            if self._health.hedge_after_s is None or self._stream.journal.num_tokens or trial is not None:
+            has_begun = is_running or self._stream.journal.num_tokens > 0
+            if self._health.hedge_after_s is None or has_begun or trial is not None:
                 return await first.run()
             return await self._hedged(first, self._health.hedge_after_s)
         finally:
@@ -129,8 +135,10 @@ class Failover:
             trial,
             self._clear,
             self._migrating,
+            self._runs_at,
         )
         self._num_attempts += 1
+        self._runs_at = None
         return attempt
 
     async def _hedged(self, first: Attempt, patience: float) -> AttemptFailure | None:

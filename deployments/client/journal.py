@@ -24,6 +24,8 @@ class Journal:
         """All tokens received, whether or not the client has read them."""
         self.num_prompt_reported = max(1, request.num_prompt_reported)
         """Leading prompt tokens whose log-probabilities were received, if requested; the first has none."""
+        self.num_cached = 0
+        """Cached prompt tokens as the first replica reported them."""
         self.last_token_at: float | None = None
         """Clock when the last token arrived; None before the first."""
 
@@ -52,8 +54,12 @@ class Journal:
 
     def resumed(self, request_id: str) -> GenerateRequest:
         """Return the request to send to the next replica, under its own id."""
+        stream = self.request.stream
+        if stream is not None and self.token_ids:
+            stream = structs.replace(stream, num_cached=self.num_cached)
         return structs.replace(
             self.request,
+            stream=stream,
             request_id=request_id,
             output_ids=self.request.output_ids + self.token_ids,
             num_prompt_reported=self.num_prompt_reported,

@@ -13,6 +13,8 @@ from deployments.client.protocol import (
     AdmissionControl,
     Engines,
     FleetHealth,
+    FoundPart,
+    FoundStream,
     GenerateRequest,
     Generation,
     ModelState,
@@ -49,6 +51,14 @@ class ModelClient:
             raise
         finally:
             turn.sent()
+
+    async def find(self, name: str) -> FoundStream | None:
+        """Return a resumable stream from the replicas that have it; None if none that answers has it."""
+        return await self._engines.find(name)
+
+    async def adopt(self, request: GenerateRequest, found: FoundPart) -> Generation:
+        """Continue to read a request's stream from its first token, without waiting for a turn."""
+        return await self._engines.adopt(self._engines.prepared(request), found)
 
     async def health(self) -> FleetHealth:
         """Return the engines' health. An unloaded model is not unhealthy: it is expected to have no replicas."""

@@ -37,6 +37,7 @@ def message_of(
         trial,
         origin,
         request.is_deferrable,
+        request.stream,
     )
 
 

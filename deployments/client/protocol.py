@@ -299,6 +299,14 @@ class Engines(Protocol):
         """Do the same as `EngineClient.generate`, and report to `turn` when the stream begins."""
         ...
 
+    async def find(self, name: str) -> FoundStream | None:
+        """Do the same as `EngineClient.find`."""
+        ...
+
+    async def adopt(self, request: GenerateRequest, found: FoundPart) -> Generation:
+        """Do the same as `EngineClient.adopt`."""
+        ...
+
     async def health(self) -> FleetHealth:
         """Return the engines' health from local knowledge, without waiting for any of them."""
         ...

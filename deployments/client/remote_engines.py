@@ -28,6 +28,8 @@ from deployments.client.prefix_sync import PrefixSync
 from deployments.client.protocol import (
     DeliveryFailed,
     FleetHealth,
+    FoundPart,
+    FoundStream,
     GenerateRequest,
     HealthState,
     ReplicaHealth,
@@ -37,13 +39,14 @@ from deployments.client.protocol import (
 from deployments.client.replica_watch import Watch, Watcher
 from deployments.client.store_tellers import StoreTellers
 from deployments.client.stream import Stream
+from deployments.client.stream_finder import StreamFinder
 from deployments.config.settings import HealthSettings
 from deployments.wire.connection import WireConnection
 from deployments.wire.deadlines.deadline import awake_now, watch_of
 from deployments.wire.deadlines.time_limit import timeout
 from deployments.wire.handshake import Context
 from deployments.wire.link import DealerLink, OpenLink
-from deployments.wire.messages import Backlog, Generate, Load, NotRun
+from deployments.wire.messages import Backlog, Found, Generate, Load, NotRun, TakeOver, unpack_tokens
 from deployments.wire.sockets import make_context
 from deployments.wire.turn_budget import TURN_BLOCKS, TurnBudget
 from engine.values.stream_delta import STEP_FAILED, StreamDelta
@@ -88,6 +91,7 @@ class RemoteEngines:
         self._context: Context = make_context()
         self._connections, self._attempts = self._dispatch.connections, self._dispatch.attempts
         self._health, self._metrics = health or HealthSettings(), metrics
+        self._finder = StreamFinder(self._connections)
         self._watcher = watcher
         self._prefix_sync = PrefixSync(self._ask_for_prefixes)
         self._tellers = StoreTellers(self._prefix_sync.begin, self._prefix_sync.leave)
@@ -135,6 +139,7 @@ class RemoteEngines:
         self._unsubscribe()
         tasks = [*self._tasks.values(), *([self._ticker] if self._ticker else [])]
         for stream in list(self._tasks):
+            stream.leave_running()  # another ingress may continue it
             stream.fail(Unavailable("this ingress is being stopped"))
         for task in tasks:
             task.cancel()
@@ -158,7 +163,36 @@ class RemoteEngines:
         """
         self._check_available()
         stream = Stream(request, self._close, turn)
-        failover = Failover(self._dispatch, stream, self._health, self._hedges, self._metrics)
+        return await self._run(stream, Failover(self._dispatch, stream, self._health, self._hedges, self._metrics))
+
+    async def find(self, name: str) -> FoundStream | None:
+        """Return a resumable stream from the replicas that have it; None if none that answers has it."""
+        return await self._finder.find(name)
+
+    async def adopt(self, request: GenerateRequest, found: FoundPart) -> Stream:
+        """Continue to read the stream of a request from its first token. Whoever read it before gets `TakenOver`.
+
+        If its replica is lost, it continues at another one. Raises Unavailable or Rejected.
+        """
+        part = found.part
+        if (former := self._attempts.get(part.request_id)) is not None:
+            former.stream.give_up()
+            if (task := self._tasks.get(former.stream)) is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        stream = Stream(request, self._close)
+        output_ids = unpack_tokens(part.output_ids).tolist()
+        if output_ids:
+            before = StreamDelta(request.request_id, output_ids, num_cached=part.num_cached)
+            stream.feed(before, time.monotonic())
+        number = int(part.request_id.removeprefix(request.request_id).removeprefix("~") or 0)
+        health, hedges, metrics = self._health, self._hedges, self._metrics
+        return await self._run(
+            stream, Failover(self._dispatch, stream, health, hedges, metrics, found.replica, number)
+        )
+
+    async def _run(self, stream: Stream, failover: Failover) -> Stream:
+        """Return the stream once an engine accepted."""
         self._tasks[stream] = task = asyncio.create_task(failover.run())
         task.add_done_callback(partial(self._on_end, stream))
         longest = self._timings.accept_s
@@ -285,7 +319,11 @@ class RemoteEngines:
         if attempt is not None and attempt.placed == replica:
             attempt.refuse(message)
 
-    def unanswered(self, replica: str) -> Iterable[Generate]:
+    def on_found(self, replica: str, message: Found) -> None:
+        """Pass a replica's answer to the searches."""
+        self._finder.on_found(replica, message)
+
+    def unanswered(self, replica: str) -> Iterable[Generate | TakeOver]:
         """Return the requests sent to that replica to which it has not answered, in the order sent."""
         sent = [attempt.unanswered for attempt in self._dispatch.sent_to(replica)]
         return [message for message in sent if message is not None]

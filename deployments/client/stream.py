@@ -11,13 +11,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Literal
 
 from deployments.client.futures import retrieve
 from deployments.client.journal import Journal
-from deployments.client.protocol import GenerateRequest, Turn
+from deployments.client.protocol import GenerateRequest, TakenOver, Turn
 from deployments.client.timeline import ReplicaSpan, Timeline
 from engine.values.stream_delta import StreamDelta
+
+Farewell = Literal["abort", "detach", "nothing"]
+"""Whether the replica aborts the request, goes on for a while without a reader, or has another reader already."""
 
 
 class Stream:
@@ -40,8 +43,9 @@ class Stream:
         self.accepted.add_done_callback(retrieve)
         self.has_ended = False
         """Whether the stream has finished, failed or been closed."""
+        self.farewell: Farewell = "abort"
+        """What an unfinished request's replica is told at the end."""
         self._explain: Callable[[], dict[str, Any] | None] = lambda: None
-        self._num_cached = 0
         self._unread: StreamDelta | None = None
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -78,13 +82,13 @@ class Stream:
             return False
         num_tokens = len(journal.token_ids)
         if not num_tokens:
-            self._num_cached = delta.num_cached  # Later hits are pages that this stream computed.
+            journal.num_cached = delta.num_cached  # Later hits are pages that this stream computed.
         if self._turn is not None and (delta.token_ids or delta.finish_reason is not None):
             turn, self._turn = self._turn, None
             turn.began(delta)
         is_new = delta.start == num_tokens and delta.prompt_logprobs is None
         fresh = delta if is_new else delta.since(num_tokens, journal.num_prompt_reported)
-        fresh.num_cached = self._num_cached
+        fresh.num_cached = journal.num_cached
         journal.record(fresh, now)
         if self._unread is not None:
             self._unread.add(fresh)
@@ -104,6 +108,11 @@ class Stream:
         if not self.accepted.done():
             self.accepted.set_exception(error)
         self._wake()
+
+    def give_up(self) -> None:
+        """End the stream because another reader continues it."""
+        self.farewell = "nothing"
+        self.fail(TakenOver(f"another reader continues {self.request.request_id}"))
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -140,3 +149,13 @@ class Stream:
             self.has_ended = True
             self._wake()
             self._on_close(self)
+
+    async def detach(self) -> None:
+        """Stop reading; the engine goes on with a resumable request for a while. Idempotent."""
+        self.leave_running()
+        await self.aclose()
+
+    def leave_running(self) -> None:
+        """Have the engine go on with a resumable request after this stream has ended here."""
+        if self.request.stream is not None and self.farewell == "abort":
+            self.farewell = "detach"

@@ -166,6 +166,7 @@ class EngineReplica:
             getattr(self.engine.runner, "fingerprint", ""),
             settings.wire,
             self.engine.runner.lower_tier.log,
+            settings.streams,
         )
         self.intake.wire = self.wire
         self.wire.start()
@@ -350,6 +351,8 @@ class EngineReplica:
         if utilization is not None:
             metrics.set("gpu_utilization_ratio", utilization)
         metrics.set("wire_kept_requests", self.wire.num_kept)
+        metrics.set("detached_requests", self.wire.num_detached)
+        metrics.set("detached_bytes", self.wire.detached_bytes)
         metrics.set("wire_ingresses", self.wire.num_ingresses)
         for kind, count in self.wire.counts.copy().items():
             metrics.count_to("wire_rejected_messages_total", count, kind=kind)

@@ -184,7 +184,7 @@ class Intake:
             if request.trial == "alone" and any(map(self._is_tried, self._trials)):
                 return Refusal("queue_full", "another request that may have ended an engine is being tried here")
             try:
-                if not wire.open(request.request_id, ingress_id):
+                if not wire.open(request, ingress_id):
                     raise _SentAgain
             except ValueError as error:
                 return Refusal("never_fits", str(error))

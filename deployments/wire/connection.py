@@ -51,7 +51,11 @@ class WireListener(Protocol):
         """Handle a request that the replica refused, or cannot continue."""
         ...
 
-    def unanswered(self, replica: str) -> Iterable[messages.Generate]:
+    def on_found(self, replica: str, message: messages.Found) -> None:
+        """Handle a replica's answer to `Find`."""
+        ...
+
+    def unanswered(self, replica: str) -> Iterable[messages.Generate | messages.TakeOver]:
         """Return the requests sent to that replica to which it has not answered, in the order sent."""
         ...
 
@@ -145,7 +149,7 @@ class WireConnection:
         self._proof: int | None = None  # number of the first hello whose answer proves that the replica lives
         self._model = model
         self._epoch, self._next_seq = -1, 0
-        self._block_tokens = 0
+        self._block_tokens = self._version = 0
         self._cache, self._store = _Learned(address.replica), _Learned(address.store)
         self._budget = budget or TurnBudget(TURN_BLOCKS)
         self._loop = asyncio.get_running_loop()
@@ -166,8 +170,24 @@ class WireConnection:
         """Abort a request in the engine."""
         self._send(messages.Abort(request_id))
 
-    def generate(self, request: messages.Generate) -> bool:
-        """Send a request. Return False when it cannot be sent, because the replica does not read messages.
+    def detach(self, request_id: str) -> None:
+        """Have the engine go on with a resumable request without a reader."""
+        self._send(messages.Detach(request_id))
+
+    def find(self, name: str) -> None:
+        """Ask for the requests of a resumable stream that the replica has."""
+        self._send(messages.Find(name))
+
+    @property
+    def keeps_streams(self) -> bool | None:
+        """Whether the replica knows resumable streams, which those of the last release do not; None before its
+        first answer.
+        """
+        return self._version >= messages.RESUMABLE_SINCE if self._version else None
+
+    def generate(self, request: messages.Generate | messages.TakeOver) -> bool:
+        """Send a request, or take it over. Return False when it cannot be sent, because the replica does not read
+        messages.
 
         Raises ValueError for a request that is larger than a message may be.
         """
@@ -295,6 +315,8 @@ class WireConnection:
             self._listener.on_unknown(self.address.replica, message.request_ids)
         elif isinstance(message, messages.NotRun):
             self._listener.on_not_run(self.address.replica, message)
+        elif isinstance(message, messages.Found):
+            self._listener.on_found(self.address.replica, message)
         elif isinstance(message, messages.Welcome):
             self._send_unanswered()
             self._lose_prefixes()
@@ -352,7 +374,7 @@ class WireConnection:
             return False
         self._epoch, self._next_seq = message.epoch, message.seq + 1
         self._is_welcome = True  # also for an earlier hello: a busy replica may answer late
-        self._block_tokens = message.block_tokens
+        self._block_tokens, self._version = message.block_tokens, message.version
         return True
 
     def _refuse(self, reason: str) -> None:

@@ -13,6 +13,11 @@
                               ◀─────────── Tokens     accepted; with an empty delta when no token comes soon
                               ◀─────────── NotRun     or not: refused, or failed later
       Abort, Resume           ───────────▶
+      Detach                  ───────────▶            its reader has left, another ingress may take it over
+      Find                    ───────────▶
+                              ◀─────────── Found      the parts of a resumable stream that the replica has
+      TakeOver                ───────────▶            send a stream to this ingress from now on, all of it again
+                              ◀─────────── NotRun     "taken", to the ingress that read it before
       Backlog                 ───────────▶            its waiting requests, to one replica of all
 
 A request has a separate id for each attempt. Sent again after a reconnect, it is not run twice: the replica
@@ -40,9 +45,11 @@ from engine.values.sampling_params import SamplingParams
 from engine.values.stream_delta import StreamDelta
 from router.member import ReplicaLoad
 
-WIRE_VERSION = 15
+WIRE_VERSION = 16
 OLDEST_WIRE_VERSION = 15
 """The last release's version. Older peers are refused; a newer peer decides whether it talks to this version."""
+RESUMABLE_SINCE = 16
+"""The first version whose peers know `Detach`, `Find` and `TakeOver`."""
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -55,6 +62,8 @@ Load = ReplicaLoad
 
 RefusalKind = Literal["never_fits", "queue_full", "stopped", "draining"]
 """Why a replica does not accept a request."""
+NotRunKind = RefusalKind | Literal["failed", "engine_ended", "taken"]
+"""The replica refused it, "failed" to accept it, its engine has ended, or another ingress has taken it over."""
 
 Trial = Literal["alone", "beside"]
 """Where a request runs that may have ended an engine: where no other such request does, or anywhere."""
@@ -175,6 +184,26 @@ class Backlog(msgspec.Struct, tag=5, array_like=True, frozen=True):
     turned_away_tokens: Count = 0
 
 
+class Detach(msgspec.Struct, tag=7, array_like=True, frozen=True):
+    """Go on with a resumable request for a while, although its reader has left."""
+
+    request_id: str
+
+
+class Find(msgspec.Struct, tag=8, array_like=True, frozen=True):
+    """Say which requests of a resumable stream the replica has."""
+
+    name: str
+
+
+class TakeOver(msgspec.Struct, tag=9, array_like=True, frozen=True):
+    """Send a request's stream to this ingress from now on, from its start here. Repeated like `Generate`."""
+
+    number: Count
+    """As in `Generate`."""
+    request_id: str
+
+
 class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
     """The hello was accepted."""
 
@@ -189,7 +218,7 @@ class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
     hello: int = 0
     """The number of the hello that it answers."""
     version: int = 15
-    """The replica's wire version."""
+    """The replica's wire version, in the oldest release that does not send it 15."""
 
 
 class StreamPart(msgspec.Struct, array_like=True, frozen=True):
@@ -225,15 +254,26 @@ class Unknown(msgspec.Struct, tag=14, array_like=True, frozen=True):
 
 
 class NotRun(msgspec.Struct, tag=17, array_like=True, frozen=True):
-    """The replica does not run the request: it refused it, "failed" to accept it, or its engine has ended."""
+    """The replica does not run the request, or not for this ingress."""
 
     epoch: int
     seq: int
     request_id: str
-    kind: RefusalKind | Literal["failed", "engine_ended"]
+    kind: NotRunKind
     reason: str
     retry_after_s: float = 1.0
     """Seconds after which a retry is worthwhile when the queue was full."""
+
+
+class Found(msgspec.Struct, tag=18, array_like=True, frozen=True):
+    """The requests of a resumable stream that the replica has, and their stream's own fields."""
+
+    epoch: int
+    seq: int
+    name: str
+    tenant: str = ""
+    record: bytes = b""
+    parts: list[StreamPart] = []
 
 
 class Tokens(msgspec.Struct, tag=12, array_like=True, frozen=True):
@@ -288,8 +328,8 @@ class PrefixDelta(msgspec.Struct, tag=16, array_like=True, frozen=True):
     """As in `Resync`."""
 
 
-Sequenced = Welcome | Tokens | Heartbeat | Unknown | NotRun | PrefixSnapshot | PrefixDelta
-ToReplica = Hello | Abort | Resume | Resync | NextPart | Generate | Backlog
+Sequenced = Welcome | Tokens | Heartbeat | Unknown | NotRun | Found | PrefixSnapshot | PrefixDelta
+ToReplica = Hello | Abort | Resume | Resync | NextPart | Generate | Backlog | Detach | Find | TakeOver
 ToIngress = Sequenced | Refused
 
 encode = msgspec.msgpack.Encoder().encode

@@ -47,6 +47,8 @@ class StreamLog:
     """Whether the request has ended, so that no tokens follow."""
     was_aborted: bool = False
     """Whether the engine was asked to abort it."""
+    is_resumable: bool = False
+    """Whether it outlives its ingress (`deployments/wire/resumable.py`)."""
 
     def record(self, later: StreamDelta, now: float) -> None:
         """Append the next delta."""
@@ -110,11 +112,11 @@ class Outbox:
         """Number of requests, including those that have ended and may be requested again."""
         return len(self._logs)
 
-    def open(self, request_id: str, ingress_id: str) -> None:
+    def open(self, request_id: str, ingress_id: str, *, is_resumable: bool = False) -> None:
         """Add a request. Raises ValueError when the id is in use."""
         if request_id in self._logs:
             raise ValueError(f"request id {request_id!r} is already in use")
-        self._logs[request_id] = StreamLog(ingress_id, StreamDelta(request_id))
+        self._logs[request_id] = StreamLog(ingress_id, StreamDelta(request_id), is_resumable=is_resumable)
         self._by_ingress.setdefault(ingress_id, set()).add(request_id)
         self._count_live(ingress_id, 1)
 
@@ -147,6 +149,26 @@ class Outbox:
             log.rewind(num_received)
             self._touch(ingress_id, request_id)
         return unknown
+
+    def move(self, request_id: str, ingress_id: str) -> str:
+        """Send a request's output to this ingress from now on, and all of it again. Return the former ingress."""
+        log = self._logs[request_id]
+        former = log.ingress_id
+        if former != ingress_id:
+            self._clean(former, request_id)
+            self._disown(former, request_id)
+            self._by_ingress.setdefault(ingress_id, set()).add(request_id)
+            if not log.has_ended:
+                self._count_live(former, -1)
+                self._count_live(ingress_id, 1)
+            log.ingress_id = ingress_id
+        log.rewind(0)
+        self._touch(ingress_id, request_id)
+        return former
+
+    def log(self, request_id: str) -> StreamLog | None:
+        """Return a request's output; None for an unknown one."""
+        return self._logs.get(request_id)
 
     def unsent(self, ingress_id: str, max_bytes: int = MAX_BATCH_BYTES) -> list[StreamDelta]:
         """Return an ingress's unsent output, one delta per stream, up to about `max_bytes` on the wire.
@@ -182,29 +204,35 @@ class Outbox:
             if log is None:
                 continue
             if log.has_ended:
-                del self._ended[request_id]
+                self._ended.pop(request_id, None)
             else:
                 self._count_live(log.ingress_id, -1)
             self._clean(log.ingress_id, request_id)
-            ids = self._by_ingress[log.ingress_id]
-            ids.discard(request_id)
-            if not ids:
-                del self._by_ingress[log.ingress_id]
+            self._disown(log.ingress_id, request_id)
 
     def ended_before(self, deadline: float) -> list[str]:
-        """Return the streams that ended before `deadline`, which need not be kept any longer. O(their number)."""
+        """Return the streams that ended before `deadline`, except those that were `retired`. O(their number)."""
         return list(itertools.takewhile(lambda id_: self._logs[id_].ended_at < deadline, self._ended))
+
+    def retire(self, request_id: str) -> None:
+        """Have `ended_before` omit an ended stream."""
+        self._ended.pop(request_id, None)
 
     def live_of(self, ingress_id: str) -> list[str]:
         """Return the unfinished requests of an ingress."""
         return [id_ for id_ in self._by_ingress.get(ingress_id, ()) if not self._logs[id_].has_ended]
 
     def take_unaborted(self, ingress_id: str) -> list[str]:
-        """Return the unfinished requests of an ingress that were not returned before, for the engine to abort.
+        """Return the unfinished requests of an ingress that were not returned before, for the engine to abort;
+        without resumable ones.
 
         It removes them from its inbox only between steps, so each is requested once.
         """
-        found = [id_ for id_ in self.live_of(ingress_id) if not self._logs[id_].was_aborted]
+        found = [
+            id_
+            for id_ in self.live_of(ingress_id)
+            if not (self._logs[id_].was_aborted or self._logs[id_].is_resumable)
+        ]
         for request_id in found:
             self._logs[request_id].was_aborted = True
         return found
@@ -229,6 +257,12 @@ class Outbox:
     def ingresses(self) -> set[str]:
         """Return the ingresses that have streams here."""
         return set(self._by_ingress)
+
+    def _disown(self, ingress_id: str, request_id: str) -> None:
+        ids = self._by_ingress[ingress_id]
+        ids.discard(request_id)
+        if not ids:
+            del self._by_ingress[ingress_id]
 
     def _count_live(self, ingress_id: str, change: int) -> None:
         self.num_live += change

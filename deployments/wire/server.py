@@ -18,30 +18,35 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import zmq
 
-from deployments.config.settings import WireSettings
+from deployments.config.settings import StreamSettings, WireSettings
 from deployments.wire import messages
 from deployments.wire.backlogs import Backlogs, BacklogTotals
 from deployments.wire.handshake import Doorkeeper
 from deployments.wire.messages import (
     Abort,
     Backlog,
+    Detach,
+    Find,
+    Found,
     Generate,
     Hello,
     Load,
     NextPart,
     NotRun,
-    RefusalKind,
+    NotRunKind,
     Resume,
     Resync,
+    TakeOver,
 )
 from deployments.wire.outbox import Outbox
 from deployments.wire.peers import Peers
 from deployments.wire.prefix_feed import NoPrefixes, PrefixFeed, PrefixSource
 from deployments.wire.receiver import Receiver
+from deployments.wire.resumable import NO_INGRESS, ResumableStreams
 from deployments.wire.sender import Sender
 from deployments.wire.session import Session
 from deployments.wire.sockets import bind, descriptor, is_readable, make_router
@@ -55,6 +60,7 @@ TURN_MESSAGES = 64
 """Messages that are handled without a pause, before the engine's thread and the heartbeats have a turn."""
 TURN_BYTES = 2**22
 """Bytes of messages after which such a turn ends as well."""
+TAKEN = "another reader continues the stream"
 TURN_PAUSE_S = 0.001
 """Pause after a full turn of messages, in which the engine's thread can acquire Python's interpreter lock."""
 
@@ -106,10 +112,11 @@ class WireServer:
         model: str = "",
         settings: WireSettings | None = None,
         store: PrefixSource | None = None,
+        streams: StreamSettings | None = None,
     ) -> None:
         """`load` returns the engine's part of the load, `prefixes` its cache in blocks of `block_tokens`, `store`
-        the files from which it reads; `model` is the model's fingerprint, "" if it has none. Raises OSError when
-        no port of `settings` is free.
+        the files from which it reads; `model` is the model's fingerprint, "" if it has none; `streams` bounds the
+        resumable streams. Raises OSError when no port of `settings` is free.
         """
         self.replica = replica
         self._block_tokens, self._model = block_tokens, model
@@ -123,6 +130,7 @@ class WireServer:
         self._cache_feed = PrefixFeed(prefixes or NoPrefixes(), period_s)
         self._store_feed = PrefixFeed(store or NoPrefixes(), period_s, is_store=True)
         self._outbox = Outbox()
+        self._resumable = ResumableStreams(self._outbox, streams or StreamSettings(), handler.on_abort)
         self._asking: dict[tuple[str, bool], Session] = {}  # ingresses that wait for a part, of a cache or a store
         self._absent_since: dict[str, float] = {}
         self._backlogs = Backlogs()
@@ -162,15 +170,17 @@ class WireServer:
 
     # --- requests ------------------------------------------------------------------------------------------
 
-    def open(self, request_id: str, ingress_id: str) -> bool:
+    def open(self, request: Generate, ingress_id: str) -> bool:
         """Add a request before the engine produces output for it. Return False if its ingress has sent it before.
 
         Raises ValueError when another ingress uses the id.
         """
         with self._lock:
-            if self._outbox.owns(ingress_id, request_id):
+            if self._outbox.owns(ingress_id, request.request_id):
                 return False
-            self._outbox.open(request_id, ingress_id)
+            self._outbox.open(request.request_id, ingress_id, is_resumable=request.stream is not None)
+            if request.stream is not None:
+                self._resumable.open(request, request.stream)
             return True
 
     def accept(self, request_id: str) -> None:
@@ -196,7 +206,7 @@ class WireServer:
         self,
         ingress_id: str,
         request_id: str,
-        kind: RefusalKind | Literal["failed", "engine_ended"],
+        kind: NotRunKind,
         reason: str,
         retry_after_s: float = 1.0,
     ) -> None:
@@ -211,14 +221,14 @@ class WireServer:
     def forget(self, request_id: str) -> None:
         """Drop a request that was opened."""
         with self._lock:
-            self._outbox.forget([request_id])
+            self._resumable.forget([request_id])
 
     def fail_all(self, reason: str) -> None:
         """Drop all unfinished requests, and notify their ingresses that this replica does not continue them."""
         with self._lock:
             for ingress_id in self._outbox.ingresses():
                 for request_id in self._outbox.live_of(ingress_id):
-                    self._outbox.forget([request_id])
+                    self._resumable.forget([request_id])
                     self.refuse(ingress_id, request_id, "engine_ended", reason)
 
     def publish(self, deltas: Sequence[StreamDelta]) -> None:
@@ -243,6 +253,17 @@ class WireServer:
     def num_kept(self) -> int:
         """Number of requests whose output is kept, including ended ones."""
         return self._outbox.num_kept
+
+    @property
+    def num_detached(self) -> int:
+        """Number of requests of resumable streams without a reader."""
+        return self._resumable.num_without_reader
+
+    @property
+    def detached_bytes(self) -> int:
+        """Bytes that they take."""
+        with self._lock:
+            return self._resumable.num_bytes
 
     @property
     def num_ingresses(self) -> int:
@@ -359,6 +380,12 @@ class WireServer:
                 return self._handler.on_withdrawn(ingress_id, message.request_id)
             if isinstance(message, Resume):
                 return self._resume(ingress_id, message.received)
+            if isinstance(message, Detach):
+                return self._resumable.detach(ingress_id, message.request_id, self._now())
+            if isinstance(message, Find):
+                return self._find(ingress_id, message.name)
+            if isinstance(message, TakeOver):
+                return self._take_over(ingress_id, message)
             if isinstance(message, Backlog):
                 return self._backlogs.take(ingress_id, message, self._now())
             session = self._sender.sessions[ingress_id]
@@ -399,6 +426,23 @@ class WireServer:
             return self._resume(ingress_id, {request.request_id: 0})
         return self.refuse(ingress_id, request.request_id, "never_fits", "the request's id is already in use")
 
+    def _find(self, ingress_id: str, name: str) -> None:
+        session = self._sender.sessions[ingress_id]
+        stream, parts = self._resumable.find(name)
+        found = Found(self.epoch, session.seq, name)
+        if stream is not None:
+            found = Found(self.epoch, session.seq, name, stream.tenant, stream.record, parts)
+        self._sender.post(ingress_id, session, messages.encode(found))
+
+    def _take_over(self, ingress_id: str, message: TakeOver) -> None:
+        """Send a resumable stream to another ingress. The one that read it before is told."""
+        session, request_id = self._sender.sessions[ingress_id], message.request_id
+        session.dispatches_seen = max(session.dispatches_seen, message.number)
+        former = self._resumable.take_over(ingress_id, request_id)
+        if former is not None:
+            self.refuse(former, request_id, "taken", TAKEN)
+        self._resume(ingress_id, {request_id: 0})
+
     def _greet(self, identity: bytes, hello: Hello) -> None:
         if hello.version < messages.OLDEST_WIRE_VERSION:
             expected = f"this replica expects at least version {messages.OLDEST_WIRE_VERSION}"
@@ -429,6 +473,12 @@ class WireServer:
     def _resume(self, ingress_id: str, received: dict[str, int]) -> None:
         unknown = self._outbox.resume(ingress_id, received)
         session = self._sender.sessions.get(ingress_id)
+        for request_id in received:
+            if self._outbox.owns(ingress_id, request_id):
+                self._resumable.take(request_id)
+        for request_id in [id_ for id_ in unknown if self._resumable.is_known(id_)]:
+            unknown.remove(request_id)
+            self.refuse(ingress_id, request_id, "taken", TAKEN)
         if unknown and session is not None:
             message = messages.Unknown(self.epoch, session.seq, unknown)
             self._sender.post(ingress_id, session, messages.encode(message))
@@ -451,10 +501,16 @@ class WireServer:
         self._sender.beat(now)
         for feed in (self._cache_feed, self._store_feed):
             feed.send_due(now, self.epoch, self._sender.sessions, self._sender.post)
-        self._outbox.forget(self._outbox.ended_before(now - self._timings.keep_ended_s))
-        absent = self._outbox.ingresses() - self._sender.sessions.keys()
+        for request_id in self._outbox.ended_before(now - self._timings.keep_ended_s):
+            if self._resumable.is_known(request_id):
+                self._outbox.retire(request_id)
+                self._resumable.leave(request_id, now)
+            else:
+                self._resumable.forget([request_id])
+        absent = self._outbox.ingresses() - self._sender.sessions.keys() - {NO_INGRESS}
         self._absent_since = {ingress_id: self._absent_since.get(ingress_id, now) for ingress_id in absent}
         for ingress_id, since in self._absent_since.items():
             if now - since > self._timings.absent_ingress_s:
                 for request_id in self._outbox.take_unaborted(ingress_id):
                     self._handler.on_abort(request_id)
+        self._resumable.look_through(now, self._absent_since)

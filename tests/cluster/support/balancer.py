@@ -43,12 +43,17 @@ def start_balancer(host: Host, ingresses: Sequence[Host], port: int) -> str:
     config = host.directory / "haproxy.cfg"
     text = _CONFIG.format(address=host.address, port=PORT, servers=servers)
     host.run("sh", "-c", f"cat > {config} <<'END'\n{text}\nEND")
-    # Where Debian's package was only unpacked, its libraries lie next to it.
-    libraries = ":".join(map(str, Path(haproxy).parents[1].glob("lib/*-linux-gnu")))
-    path = ":".join(filter(None, (os.environ.get("LD_LIBRARY_PATH"), libraries)))
-    host.start(haproxy, "-db", "-f", str(config), env={"LD_LIBRARY_PATH": path}, stdout=subprocess.DEVNULL)
+    host.start(haproxy, "-db", "-f", str(config), env=libraries_of(haproxy), stdout=subprocess.DEVNULL)
     wait_for_port(host.address, PORT)
     return f"http://{host.address}:{PORT}"
+
+
+def libraries_of(program: str) -> dict[str, str]:
+    """Return the environment in which a program finds its libraries, which lie next to it where Debian's package
+    was only unpacked.
+    """
+    libraries = ":".join(map(str, Path(program).parents[1].glob("lib/*-linux-gnu")))
+    return {"LD_LIBRARY_PATH": ":".join(filter(None, (os.environ.get("LD_LIBRARY_PATH"), libraries)))}
 
 
 def wait_for_port(address: str, port: int, timeout_s: float = 180) -> None:

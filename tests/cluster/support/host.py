@@ -86,6 +86,11 @@ class Host:
                 self._resume_entered()
                 time.sleep(0.01)
 
+    def kill_processes(self) -> None:
+        """Kill all processes of the host, which stays, and wait until they have ended."""
+        self._signal(signal.SIGKILL)
+        wait_until(lambda: all(process.status() == psutil.STATUS_ZOMBIE for process in self._processes()))
+
     def fill_disk(self) -> None:
         """Leave no byte free on the host's disk."""
         self.run(sys.executable, "-c", _FILL, str(self._filling))

@@ -13,15 +13,26 @@ from tests.support.waiting import PATIENCE_S
 Known = list[tuple[Ask, Answer]]
 
 
-def client_of(url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None))
+SILENCE_S = 10.0
+"""Seconds without a byte after which a client connects again: a host that died closes no connection."""
 
 
-async def answers_under(url: str, known: Known, disturb: Callable[[], Awaitable[None]]) -> list[Outcome]:
-    """Ask all at once, and disturb the cluster when each stream has begun; on a slow machine, some have ended."""
-    async with client_of(url) as client:
-        outcomes = [Outcome(ask) for ask, _ in known]
-        tasks = [asyncio.create_task(put(client, outcome.ask, outcome)) for outcome in outcomes]
+def client_of(url: str, *, reconnects: bool = False) -> httpx.AsyncClient:
+    timeout = httpx.Timeout(PATIENCE_S, read=SILENCE_S if reconnects else PATIENCE_S)
+    return httpx.AsyncClient(base_url=url, timeout=timeout, limits=httpx.Limits(max_connections=None))
+
+
+async def answers_under(
+    url: str, known: Known, disturb: Callable[[], Awaitable[None]], again: str | None = None
+) -> list[Outcome]:
+    """Ask all at once, and disturb the cluster when each stream has begun; on a slow machine, some have ended.
+
+    With `again`, the clients of streams that break off continue them at that URL.
+    """
+    is_resumable = again is not None
+    async with client_of(url, reconnects=is_resumable) as client:
+        outcomes = [Outcome(ask, is_resumable=is_resumable) for ask, _ in known]
+        tasks = [asyncio.create_task(put(client, outcome.ask, outcome, again)) for outcome in outcomes]
         streams = [outcome for outcome in outcomes if outcome.ask.is_streamed]
         while not all(stream.chunks or stream.ended for stream in streams):
             await asyncio.sleep(0.01)
@@ -31,8 +42,9 @@ async def answers_under(url: str, known: Known, disturb: Callable[[], Awaitable[
 
 
 def check_undisturbed(outcomes: list[Outcome], known: Known) -> None:
+    """Check that each answer is complete and as it was undisturbed, and that no event came twice."""
     for outcome, (_, answer) in zip(outcomes, known, strict=True):
-        assert (outcome.error, outcome.answer) == (None, answer), outcome.ask.name
+        assert (outcome.error, outcome.answer, outcome.num_repeated) == (None, answer, 0), outcome.ask.name
 
 
 def undisturbed(url: str, asks: Sequence[Ask]) -> Known:

@@ -1,11 +1,12 @@
 """Ray on test hosts: a head and workers, each with its own raylet, and an application that `serve deploy` starts.
 
 client ─▶ balancer ─▶ worker "one": ingress, engine ─┐
-                 └──▶ worker "two": ingress, engine ─┴─ head: Serve's controller, Ray's control store
+                 └──▶ worker "two": ingress, engine ─┴─ head: controller, GCS ── Redis, where installed
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import psutil
 import yaml
 
 from deployments.cli.ray_environment import RAY_ENVIRONMENT
-from tests.cluster.support.balancer import start_balancer, wait_for_port
+from tests.cluster.support.balancer import libraries_of, start_balancer, wait_for_port
 from tests.cluster.support.host import Host
 from tests.cluster.support.network import Network
 from tests.support.metric_values import sum_on_page
@@ -26,7 +27,7 @@ from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 _PROGRAMS = Path(sys.executable).parent
-_HEAD_PORT, _DASHBOARD_PORT, _INGRESS_PORT = 6379, 8265, 8000
+_HEAD_PORT, _DASHBOARD_PORT, _INGRESS_PORT, _REDIS_PORT = 6379, 8265, 8000, 6379
 _WORKER_CPUS, _ENGINE_CPUS = 4, 3
 """What Ray may reserve: a worker has room for one engine."""
 _ENVIRONMENT = {
@@ -41,8 +42,18 @@ class RayCluster:
     """A cluster with two workers, and the addresses of the application on it."""
 
     def __init__(self, network: Network) -> None:
-        """Start Ray on three new hosts, and a balancer on a fourth one."""
+        """Start Ray on three new hosts, and a balancer and Redis on two others."""
         self.head, *self.workers = (network.host(name) for name in ("head", "one", "two"))
+        self._redis = _start_redis(network.host("redis")) if shutil.which("redis-server") else None
+        self.start_head()
+        for worker in self.workers:
+            self.join(worker)
+        self.url = start_balancer(network.host("balancer"), self.workers, _INGRESS_PORT)
+        """The URL of the ingresses behind the balancer."""
+
+    def start_head(self) -> None:
+        """Start Ray on the head. It continues from its state in Redis, if there is any."""
+        redis = {} if self._redis is None else {"RAY_REDIS_ADDRESS": self._redis}
         self._start_ray(
             self.head,
             "--head",
@@ -51,12 +62,14 @@ class RayCluster:
             f"--dashboard-host={self.head.address}",
             "--disable-usage-stats",
             num_cpus=0,
+            env=redis,
         )
         wait_for_port(self.head.address, _DASHBOARD_PORT)
-        for worker in self.workers:
-            self.join(worker)
-        self.url = start_balancer(network.host("balancer"), self.workers, _INGRESS_PORT)
-        """The URL of the ingresses behind the balancer."""
+
+    @property
+    def outlives_head(self) -> bool:
+        """Whether Ray's control state is in Redis."""
+        return self._redis is not None
 
     def join(self, worker: Host) -> None:
         """Start Ray on a worker."""
@@ -119,7 +132,7 @@ class RayCluster:
         (process,) = worker.processes("ServeReplica:raydix:EngineReplica")
         return process
 
-    def _start_ray(self, host: Host, *options: str, num_cpus: int) -> None:
+    def _start_ray(self, host: Host, *options: str, num_cpus: int, env: Mapping[str, str] | None = None) -> None:
         host.start(
             str(_PROGRAMS / "ray"),
             "start",
@@ -128,7 +141,17 @@ class RayCluster:
             f"--num-cpus={num_cpus}",
             "--object-store-memory=80000000",
             *options,
-            env={**_ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+            env={**_ENVIRONMENT, "PYTHONPATH": str(ROOT), **(env or {})},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+
+
+def _start_redis(host: Host) -> str:
+    """Start Redis on a host and return its address."""
+    redis = shutil.which("redis-server")
+    assert redis is not None
+    options = ("--bind", host.address, "--port", str(_REDIS_PORT), "--protected-mode", "no", "--save", "")
+    host.start(redis, *options, "--dir", str(host.directory), env=libraries_of(redis), stdout=subprocess.DEVNULL)
+    wait_for_port(host.address, _REDIS_PORT)
+    return f"{host.address}:{_REDIS_PORT}"

@@ -20,6 +20,7 @@ from engine.grammar.spec import Grammar
 from engine.program.engine import Engine
 from engine.settings.config import EngineConfig
 from tests.deployments.support.in_process_engines import CountingRunner, InProcessEngines, request, until
+from tests.deployments.support.wire_peer import ask
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_a_watch_lasts_until_serve_stops_the_replica_and_its_streams_have_ended(
 ) -> None:
     async def scenario() -> None:
         watch = asyncio.create_task(replica.watch(None, "i"))
-        replica.wire.open("a", "i")
+        replica.wire.open(ask("a"), "i")
         await asyncio.sleep(0.2)
         assert not watch.done()
         engines.stopping.add("r0")

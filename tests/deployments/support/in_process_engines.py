@@ -15,7 +15,7 @@ from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.replica_watch import Watcher
 from deployments.config.kv_fetch import KvFetchSettings
-from deployments.config.settings import HealthSettings
+from deployments.config.settings import HealthSettings, StreamSettings
 from deployments.replica.deployment import EngineReplica
 from deployments.replica.settings import ReplicaSettings
 from deployments.wire.server import WireTimings
@@ -127,14 +127,16 @@ class InProcessEngines:
         shared: Sequence[Sequence[int]] = (),
         kv_fetch: KvFetchSettings | None = None,
         roles: Sequence[Role] = (),
+        streams: StreamSettings | None = None,
         **config: Any,
     ) -> None:
         """`load` makes real runners for them; `shared` are prefixes that they compute for all salts; `kv_fetch`
         says how they fetch KV from each other, if they have the memory for it; `roles`, what each one does, if not
-        all.
+        all; `streams`, how long resumable streams are kept.
         """
         health = HealthSettings(stall_timeout_s=0.5, heartbeat_s=wire.heartbeat_s)
-        settings = ReplicaSettings(health=health, timings=wire, kv_fetch=kv_fetch)
+        kept = streams or StreamSettings()
+        settings = ReplicaSettings(health=health, timings=wire, kv_fetch=kv_fetch, streams=kept)
         at_once = {"stream_interval_ms": 0.0}  # tests hold steps back, but none of the tokens before
         engine_config = EngineConfig(**{"served_name": "m", "kv_pages": 64, "page_size": 4, **at_once, **config})
         self.stopping: set[str] = set()

@@ -58,6 +58,8 @@ _FOUND = StreamDelta(
 def wire_messages() -> list[msgspec.Struct]:
     """Return a message of each kind between ingress and replica, with no field at its default."""
     origin = wire.KVOrigin("tcp://a:1", "secret", "key", 5)
+    stream = wire.ResumableStream("s", 1, "tenant", b"record", 2.5, 3)
+    part = wire.StreamPart(1, "a", 5, b"\2\0\0\0", 3, 4, "length")
     return [
         wire.Hello(wire.WIRE_VERSION, 3, "ingress", "model", {"a": 4}),
         wire.Abort("a"),
@@ -65,14 +67,20 @@ def wire_messages() -> list[msgspec.Struct]:
         wire.Resync(True),
         wire.NextPart(True),
         *(
-            wire.Generate(1, "a", b"\1\0\0\0", each, b"\2\0\0\0", 3, 4, "salt", "tenant", "alone", origin, True)
+            wire.Generate(
+                1, "a", b"\1\0\0\0", each, b"\2\0\0\0", 3, 4, "salt", "tenant", "alone", origin, True, stream
+            )
             for each in (_SAMPLED, _SEARCHED, _POOLED)
         ),
         wire.Backlog(1, 2, 3, 4),
+        wire.Detach("a"),
+        wire.Find("s"),
+        wire.TakeOver(1, "a"),
         wire.Welcome(1, 2, "replica", "model", 16, 3, wire.WIRE_VERSION),
         wire.Refused("a reason"),
         wire.Unknown(1, 2, ["a"]),
         wire.NotRun(1, 2, "a", "queue_full", "a reason", 2.5),
+        wire.Found(1, 2, "s", "tenant", b"record", [part]),
         wire.Tokens(1, 2, [_SCORED, _FAILED, _FOUND], _LOAD),
         wire.Heartbeat(1, 2, _LOAD),
         wire.PrefixSnapshot(1, 2, bytes(8), True, False, b"\1", True),

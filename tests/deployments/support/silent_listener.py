@@ -39,6 +39,9 @@ class Silence:
     def on_answering(self, replica: str, is_answering: bool) -> None:
         self.calls.append("answering")
 
+    def on_found(self, replica: str, message: messages.Found) -> None:
+        """Ignore it."""
+
     def on_not_run(self, replica: str, message: messages.NotRun) -> None:
         self.calls.append("not run")
 

@@ -80,7 +80,7 @@ class Requests:
         assert self.server is not None
         self.asked.append(request)
         if self.accepts:
-            self.server.open(request.request_id, ingress_id)
+            self.server.open(request, ingress_id)
             self.server.accept(request.request_id)
         else:
             self.server.refuse(ingress_id, request.request_id, "queue_full", "no room", 2.5)

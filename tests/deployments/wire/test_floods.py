@@ -168,7 +168,7 @@ def test_a_backlog_comes_in_several_messages_in_which_all_streams_have_their_tur
     server = served(Requests(), WireTimings(0.02, keep_ended_s=60))
     tokens = {f"s{number}": list(range(2**20, 2**20 + 100_000 * (number + 1))) for number in range(4)}
     for name in tokens:
-        server.open(name, "late")
+        server.open(ask(name), "late")
     server.publish([StreamDelta(name, list(ids), finish_reason="length") for name, ids in tokens.items()])
     late = BarePeer(context, server)
     late.send(hello("late"))
@@ -237,8 +237,8 @@ def test_a_connection_is_one_ingress_s(server: WireServer, context: zmq.Context[
 
 def test_a_request_of_an_absent_ingress_is_aborted_once(server: WireServer, requests: Requests) -> None:
     """The engine may be in a long step, or have ended: nobody would take further aborts off its inbox."""
-    server.open("a", "gone")
+    server.open(ask("a"), "gone")
     wait_until(lambda: bool(requests.aborted))
-    server.open("b", "also gone")
+    server.open(ask("b"), "also gone")
     wait_until(lambda: "b" in requests.aborted)  # many heartbeats later
     assert requests.aborted == ["a", "b"]

@@ -18,7 +18,7 @@ from deployments.wire.server import WireServer, WireTimings
 from deployments.wire.sockets import MAX_REQUEST_BYTES
 from engine.values.stream_delta import StreamDelta
 from tests.deployments.support.silent_listener import Silence
-from tests.deployments.support.wire_peer import BarePeer, Requests, hello, impostor, served, wait_until
+from tests.deployments.support.wire_peer import BarePeer, Requests, ask, hello, impostor, served, wait_until
 from tests.support.examples import examples
 
 NESTED = b"\x92\x03" + b"\x91" * 200_000 + b"\xc0"
@@ -101,7 +101,7 @@ def test_a_malformed_message_does_not_end_the_engine_s_thread(
 ) -> None:
     """It publishes while the wire's thread receives."""
     stranger = BarePeer(context, server)
-    server.open("s", "friend")
+    server.open(ask("s"), "friend")
     before = server.counts["malformed"]
     for number in range(50):
         stranger.send(NESTED)

@@ -11,7 +11,7 @@ import zmq
 
 from deployments.wire import messages
 from deployments.wire.server import WireServer, WireTimings
-from tests.deployments.support.wire_peer import BarePeer, Requests, hello, served
+from tests.deployments.support.wire_peer import BarePeer, Requests, ask, hello, served
 from tests.support.count_calls import count_calls
 
 SELDOM = WireTimings(heartbeat_s=600.0, keep_ended_s=600.0, absent_ingress_s=600.0)
@@ -25,7 +25,7 @@ def told(num_ingresses: int, server: WireServer) -> Iterator[list[BarePeer]]:
         for number, peer in enumerate(peers):
             peer.send(hello(f"i{number}"))
             peer.receive(messages.Welcome)
-            server.open(f"s{number}", f"i{number}")
+            server.open(ask(f"s{number}"), f"i{number}")
         yield peers
         for peer in peers:
             peer.socket.close()

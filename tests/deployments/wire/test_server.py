@@ -51,7 +51,7 @@ def test_an_ingress_that_reconnects_is_welcomed_while_its_old_connection_seems_o
         new = BarePeer(context, server, b"the ingress")
         new.send(hello())
         new.receive(messages.Welcome)
-        server.open("a", "i")
+        server.open(ask("a"), "i")
         server.publish([StreamDelta("a", [1])])
         assert new.receive(messages.Tokens).deltas[0].request_id == "a"
         for peer in (old, new):
@@ -75,7 +75,7 @@ def test_garbage_and_messages_before_a_hello_are_dropped_and_counted(
     server: WireServer, peer: Peer, aborted: list[str]
 ) -> None:
     stranger = peer()
-    server.open("a", "i")
+    server.open(ask("a"), "i")
     for message in (b"", b"\xff" * 100, b"\x93\x01", messages.Abort("a"), messages.Resume({"a": 0})):
         stranger.send(message)
     stranger.socket.send_multipart([b"three", b"frames"])
@@ -116,7 +116,7 @@ def test_a_replica_sends_few_heartbeats_without_requests_and_many_again_with_one
 
 
 def test_tokens_produced_before_the_hello_wait_for_it(server: WireServer, peer: Peer) -> None:
-    server.open("a", "i")
+    server.open(ask("a"), "i")
     server.publish([StreamDelta("a", [1, 2])])
     server.publish([StreamDelta("a", [3], finish_reason="length")])
     ingress = peer()
@@ -129,7 +129,7 @@ def test_a_reconnecting_ingress_gets_the_tokens_that_it_missed(server: WireServe
     ingress = peer()
     ingress.send(hello())
     ingress.receive(messages.Welcome)
-    server.open("a", "i")
+    server.open(ask("a"), "i")
     server.accept("a")
     assert ingress.receive(messages.Tokens).deltas[0].token_ids == []
     server.publish([StreamDelta("a", [1, 2, 3])])
@@ -145,7 +145,7 @@ def test_timings_travel_with_the_tokens_they_were_told_at(server: WireServer, pe
     ingress.send(hello())
     ingress.receive(messages.Welcome)
     first, last = Timings(0.1, 0.2, 0.0), Timings(0.1, 0.2, 0.3, 1, 5)
-    server.open("a", "i")
+    server.open(ask("a"), "i")
     for token, timings in ((1, first), (2, None)):
         server.publish([StreamDelta("a", [token], timings=timings)])
         (output,) = ingress.receive(messages.Tokens).deltas
@@ -164,7 +164,7 @@ def test_a_step_is_one_message_per_ingress(server: WireServer, peer: Peer) -> No
     two.send(hello("two"))
     one.receive(messages.Welcome), two.receive(messages.Welcome)
     for number in range(6):
-        server.open(f"s{number}", "one" if number < 4 else "two")
+        server.open(ask(f"s{number}"), "one" if number < 4 else "two")
     server.publish([StreamDelta(f"s{number}", [number]) for number in range(6)])
     assert [output.token_ids for output in one.receive(messages.Tokens).deltas] == [[0], [1], [2], [3]]
     assert [output.token_ids for output in two.receive(messages.Tokens).deltas] == [[4], [5]]
@@ -174,8 +174,8 @@ def test_an_ingress_ends_only_its_own_requests(server: WireServer, peer: Peer, a
     one = peer()
     one.send(hello("one"))
     one.receive(messages.Welcome)
-    server.open("mine", "one")
-    server.open("theirs", "two")
+    server.open(ask("mine"), "one")
+    server.open(ask("theirs"), "two")
     one.send(messages.Abort("theirs"))
     one.send(messages.Abort("mine"))
     wait_until(lambda: "mine" in aborted)
@@ -183,7 +183,7 @@ def test_an_ingress_ends_only_its_own_requests(server: WireServer, peer: Peer, a
 
 
 def test_requests_of_an_ingress_that_never_comes_back_are_aborted(server: WireServer, aborted: list[str]) -> None:
-    server.open("a", "gone")
+    server.open(ask("a"), "gone")
     wait_until(lambda: "a" in aborted)
 
 
