@@ -108,7 +108,7 @@ class Exchange:
         self._outlives_reader = False
         answer = plan.encoder.context
         ids = None
-        if stream is not None:
+        if stream is not None and stream.has_ids:
             prompts = [prompt.token_ids for prompt in answer.prompts]
             ids = EventIds(answer.name, caller.tenant.name, prompts, answer.num_choices)
         self._events = AnswerEvents(
@@ -262,6 +262,7 @@ class Exchange:
             if self._on_end is not None and not (self._position and self._position.at_end):
                 (end,) = await self._on_end([end])
             end = self._events.ended(end)
+            self._outlives_reader = False
             self._record.finished(reason)
             if waiting or end:
                 yield waiting + end

@@ -108,7 +108,8 @@ def continued(
         )
         raise ApiError(409, message, code="request_not_kept")
     record = StreamRecord.unpacked(found.record)
-    stream = AskedStream(AnswerName(name, record.created), True, position, is_continued=True, after=after)
+    answer = AnswerName(name, record.created)
+    stream = AskedStream(answer, record.has_ids, position, is_continued=True, after=after)
     path = str(request.scope.get("root_path", "")) + record.path
     headers = [(b"content-type", b"application/json"), *record.headers]
     scope = inner_scope(

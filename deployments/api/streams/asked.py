@@ -12,7 +12,7 @@ from deployments.api.base.errors import invalid, quoted
 from deployments.api.http.scopes import header, route_path
 from deployments.api.output.response_encoder import AnswerName
 from deployments.api.streams.position import StreamPosition, wrong_id
-from deployments.api.streams.record import StreamRecord
+from deployments.api.streams.record import StreamRecord, kept_headers
 from deployments.config.settings import StreamSettings
 from deployments.wire.messages import ResumableStream
 from engine.values.sampling_params import MAX_SEED
@@ -31,20 +31,27 @@ class AskedStream:
     """The stream that a request asks for, if it asks for one."""
 
     name: AnswerName
-    is_asked: bool
-    """Whether the client wants to be able to continue it."""
+    has_ids: bool
+    """Whether its events have ids, because the client asked for them."""
     position: StreamPosition | None = None
     """The position at which to continue; None: from the first event."""
     detached_s: float | None = None
     """Seconds for which it may be generated without a reader; None: as the settings have it."""
     is_continued: bool = False
     """Whether it was begun by an earlier request."""
+    in_background: bool = False
+    """Whether it is that of a response in the background. It can be continued even if its events have no ids."""
     after: int = -1
-    """For a response in the background: the number of the last event that the client has."""
+    """For such a response, the number of the last event that the client has."""
     is_wanted: bool = True
     """Whether it may be generated without a reader."""
     record: bytes = b""
     """The request, to be run again where the stream is continued; empty where it is too large."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether any ingress shall be able to continue it."""
+        return self.has_ids or self.in_background
 
     @property
     def seed(self) -> int:
@@ -53,17 +60,24 @@ class AskedStream:
 
     def keep(self, scope: Scope, body: bytes | bytearray, settings: StreamSettings) -> None:
         """Keep the request, whose body has been read, unless it is too large."""
-        if len(body) <= settings.max_record_bytes:
-            packed = StreamRecord.of(scope, self.name.created, bytes(body)).packed()
+        if self.is_asked and len(body) <= settings.max_record_bytes:
+            packed = StreamRecord(
+                route_path(scope),
+                self.name.created,
+                bytes(body),
+                kept_headers(scope),
+                self.has_ids,
+                self.in_background,
+            ).packed()
             self.record = packed if len(packed) <= settings.max_record_bytes else b""
 
     def part(self, index: int, tenant: str) -> ResumableStream:
-        """Return what an engine is told with a request. The first bears the record, which is needed once."""
-        return ResumableStream(self.name.id, index, tenant, self.record if index == 0 else b"", self.detached_s)
+        """Return what an engine is told with a request."""
+        return ResumableStream(self.name.id, index, tenant, self.record, self.detached_s)
 
 
 _STREAM = "raydix.stream"
-_NO_STREAM = AskedStream(AnswerName("", 0), is_asked=False)
+_NO_STREAM = AskedStream(AnswerName("", 0), has_ids=False)
 
 
 def asked_stream(scope: Scope, settings: StreamSettings) -> AskedStream:

@@ -73,7 +73,7 @@ def test_engines_are_told_the_stream_with_its_request(client: Client, engine: Sc
     first, second = (request.stream for request in engine.requests)
     assert first is not None and second is not None
     assert (first.index, first.tenant, first.detached_s) == (0, "anonymous", 2.5)
-    assert (second.index, second.record, second.name) == (1, b"", first.name)
+    assert (second.index, second.record, second.name) == (1, first.record, first.name)
     assert events_of(answer.content)[0][0].startswith(f"{first.name}:")
     assert b"secret" not in first.record and json.dumps(HELLO["messages"]).encode()[:9] in first.record
 
