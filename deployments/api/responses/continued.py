@@ -21,9 +21,12 @@ async def of_job(
     """Read the stream of a job, after the event that the client has. Raises `ApiError`."""
     if not job.keeps_events:
         raise invalid(NO_STREAM, "stream")
-    after: int | None = stream.after
-    if stream.position is not None and (after := await job.number_of(stream.position.text)) is None:
-        raise stream_differs()
+    after = stream.after
+    if stream.position is not None:
+        found = await job.number_of(stream.position.text)
+        if found is None:
+            raise stream_differs()
+        after = found
     return EventStream(job.events(after), nothing, slow_reader_timeout_s, headers, job.num_kept)
 
 

@@ -214,7 +214,7 @@ def test_a_stream_that_was_begun_too_long_ago_is_refused(client: Client, engine:
 
 @pytest.fixture
 def tenants(service: ApiService) -> Client:
-    limits = {"a": {"requests_per_minute": 3.0, "tokens_per_minute": 200.0}, "b": {}}
+    limits: dict[str, Any] = {"a": {"requests_per_minute": 3.0, "tokens_per_minute": 200.0}, "b": {}}
     settings = [TenantSettings(name=name, key_hashes=(hash_key(name),), **limits[name]) for name in limits]
     access = AccessControl(KeyRing(settings), clock=lambda: 0.0)
     return Client(httpx.ASGITransport(create_app(replace(service, access=access))))
@@ -274,7 +274,7 @@ async def left(service: ApiService, headers: dict[str, str], *, by_server: bool 
         "raw_path": CHAT.encode(), "query_string": b"", "root_path": "", "scheme": "http", "server": ("t", 80),
         "client": ("test", 1), "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
     }  # fmt: skip
-    task = asyncio.create_task(create_app(service)(scope, receive, send))
+    task = asyncio.ensure_future(create_app(service)(scope, receive, send))
     if by_server:
         await begun.wait()
         task.cancel()
