@@ -72,6 +72,7 @@ from deployments.api.routes.kept import add_kept_routes
 from deployments.api.routes.lifecycle import add_model_routes
 from deployments.api.routes.router import add_router_routes
 from deployments.api.routes.server import add_server_routes
+from deployments.api.routes.streams import add_stream_routes
 from deployments.api.routes.tokenizer import add_tokenizer_route
 from deployments.api.served.context_room import check_in_context
 from deployments.api.served.served_model import ServedModel
@@ -147,7 +148,8 @@ def _route_table(service: ApiService, endpoints: _Endpoints) -> RouteTable:
     ]
     for path, endpoint, body in post:
         table.add("POST", path, endpoint, body=body_of(body))
-    add_kept_routes(table, service, endpoints.read, endpoints.room_for)
+    add_kept_routes(table, service, endpoints.read, endpoints.room_for, lambda: endpoints.app)
+    add_stream_routes(table, service, lambda: endpoints.app)
     add_model_routes(table, service)
     add_router_routes(table, service)
     add_server_routes(table, service)
@@ -221,14 +223,16 @@ class _Endpoints:
                 parse_named = partial(parse_response, name=stream.name)
                 served, asked = await self._parsed(request, parse_named, room, record, stream)
                 tenant = tenant_of(request)
-                return await plan_response(self._service.limits, served, asked, kept, tenant, self.app, room)
+                return await plan_response(
+                    self._service.limits, served, asked, kept, tenant, self.app, room, stream
+                )
 
         job = job_of(request.scope)
         if job is None:
             return await self._generate(request, record, plan)
         record.metrics.count_to(job.plan.served.metrics)
         record.model = job.plan.served.card.id
-        return await self._generate(request, record, job.planned, job.ticket)
+        return await self._generate(request, record, job.planned, job.ticket, job.stream)
 
     async def input_tokens(self, request: Request) -> Response:
         """Count the tokens that the prompt of a response would have."""
@@ -326,9 +330,12 @@ class _Endpoints:
         """
         settings = self._service.streams
         body = await read_json(request, self._service.limits, room, settings.max_record_bytes if stream else 0)
-        is_kept = stream is not None and (stream.is_asked or body.fields.get("background") is True)
-        if stream is not None and is_kept and body.text and body.fields.get("stream") is True:
-            stream.keep(request.scope, body.text, settings)
+        if stream is not None and body.fields.get("stream") is True:
+            in_background = body.fields.get("background") is True
+            if in_background and record is not None and record.endpoint == "responses":
+                stream.in_background, stream.detached_s = True, settings.max_detached_s
+            if body.text:
+                stream.keep(request.scope, body.text, settings)
         asked = body.fields.get("model")
         served = self._service.find(asked if isinstance(asked, str) else None)
         if record is not None:
@@ -354,7 +361,7 @@ class _Endpoints:
         tenant, name = tenant_of(request), request_id(request.scope)
         try:
             stream = stream or asked_stream(request.scope, self._service.streams)
-            ticket = ticket or self._service.access.start(tenant, is_charged=stream.position is None)
+            ticket = ticket or self._service.access.start(tenant, is_charged=not stream.is_continued)
             hints = _hints(request, self._service.limits, is_open=self._service.access.is_open)
             if hints.explains:
                 self._service.access.check_may_explain(tenant)
@@ -365,9 +372,9 @@ class _Endpoints:
                 record.is_handed_over = True
                 return answer
             resumable = stream if stream.is_asked and is_resumable(made) else None
-            if resumable is not None and resumable.record:
-                made = self._holding(request, made, len(resumable.record))
-            elif resumable is None and stream.position is not None:
+            if resumable is not None:
+                made = self._holding(request, made, resumable)
+            elif resumable is None and stream.is_continued:
                 raise wrong_id("Last-Event-ID is given, but this request's answer is no stream to be continued.")
             exchange = Exchange(
                 self._service.limits,
@@ -389,7 +396,7 @@ class _Endpoints:
             raise limited from None
         except ApiError as error:
             record.failed(error.status, error.type)
-            if header(request.scope, b"last-event-id"):
+            if header(request.scope, b"last-event-id") or (stream is not None and stream.is_continued):
                 record.metrics.resumed("refused")
             raise
         except (ClientGone, asyncio.CancelledError):
@@ -400,10 +407,13 @@ class _Endpoints:
             record.failed(failure.status, failure.type)
             raise
 
-    def _holding(self, request: Request, plan: GenerationPlan, num_bytes: int) -> GenerationPlan:
-        """Return a plan whose answer holds so many bytes more of its request."""
-        held = plan.held or self._bodies(request)
-        return replace(plan, held=held, num_held=max(plan.num_held, 0) + num_bytes)
+    def _holding(self, request: Request, plan: GenerationPlan, stream: AskedStream) -> GenerationPlan:
+        """Return a plan whose answer holds its request too, of which each engine request gets a copy."""
+        num_copies = len(plan.encoder.context.prompts) * plan.num_candidates
+        if len(stream.record) * num_copies > self._service.streams.max_record_bytes:
+            stream.record = b""
+        held, num_held = plan.held or self._bodies(request), max(plan.num_held, 0) + len(stream.record)
+        return replace(plan, held=held, num_held=num_held)
 
 
 def _max_wait_s(request: Request) -> float | None:

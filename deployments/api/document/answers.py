@@ -318,6 +318,14 @@ class DeletedResponse(Struct):
     deleted: Literal[True]
 
 
+class EndedStream(Struct):
+    """A stream that was ended."""
+
+    id: str
+    object: Literal["stream"]
+    deleted: Literal[True]
+
+
 class InputItems(Struct):
     """A page of a response's input items."""
 

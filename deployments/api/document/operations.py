@@ -44,7 +44,7 @@ def _keeps(kind: Any, *errors: int) -> EndpointAnswers:
 
 
 def _generates(kind: Any, *errors: int) -> EndpointAnswers:
-    return EndpointAnswers({200: AnswerType(kind, (JSON, EVENTS))}, errors=(504, *errors))
+    return EndpointAnswers({200: AnswerType(kind, (JSON, EVENTS))}, errors=(409, 504, *errors))
 
 
 _TEXT, _NAME, _ORDER = {"type": "string"}, {"model": {"type": "string"}}, {"enum": ["asc", "desc"]}
@@ -74,6 +74,8 @@ OPERATIONS: Mapping[str, EndpointAnswers] = {
     "GET /v1/responses/{response_id}/input_items": _of(
         answers.InputItems, query=_page(100) | {"order": _ORDER}, errors=(429,)
     ),
+    "GET /v1/streams/{name}": EndpointAnswers({200: AnswerType(media=(EVENTS,))}, errors=(409, 504)),
+    "DELETE /v1/streams/{name}": _of(answers.EndedStream),
     "POST /tokenize": _of(answers.TokensAnswer),
     "POST /detokenize": _of(answers.TextAnswer),
     "GET /tokenizer_info": _of(dict[str, Any], query=_NAME),

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from deployments.api.base.off_loop import off_loop
+from deployments.api.generation.generation_plan import GenerationPlan
 from deployments.api.output.choice import Group
 from deployments.api.output.choices import Choices
-from deployments.api.output.response_encoder import ResponseEncoder
 from deployments.api.streams.event_ids import EventIds, after
 from deployments.api.streams.found import stream_differs
 from deployments.api.streams.position import StreamPosition
@@ -29,19 +29,15 @@ class AnswerEvents:
     def __init__(
         self,
         limits: Limits,
-        encoder: ResponseEncoder,
+        plan: GenerationPlan,
         choices: Choices,
-        *,
-        num_top: int | None,
-        num_scores: int,
         ids: EventIds | None = None,
         position: StreamPosition | None = None,
     ) -> None:
-        """Each token has log-probabilities of `num_top` alternatives, if of any; the prompts have `num_scores` in
-        all. None for `ids`: the events have none.
-        """
-        self._limits, self._encoder, self._choices = limits, encoder, choices
-        self._num_top, self._num_scores = num_top, num_scores
+        """None for `ids`: the events have none. The client has the events up to `position`."""
+        self._limits, self._encoder, self._choices = limits, plan.encoder, choices
+        self._num_top = plan.sampling.logprobs
+        self._num_scores = 0 if plan.scores is None else plan.scores.num_entries
         self._ids, self._position = ids, position
         self._opened: set[int] = set()
 

@@ -7,8 +7,7 @@ can only report an error as its last event.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from starlette.responses import Response
 from deployments.admission.rate_limits import RateLimited, Ticket
 from deployments.api.base.errors import ApiError, from_client, log_failure, unexpected
 from deployments.api.generation.answer_events import AnswerEvents
+from deployments.api.generation.continuation import Continuation
 from deployments.api.generation.generation_plan import GenerationPlan, Hints, engine_requests, reported_stops
 from deployments.api.http.pacing import Pace, Turns
 from deployments.api.http.transport import EventStream, json_in_pieces
@@ -27,12 +27,9 @@ from deployments.api.record.request_record import GenerationStart, RequestRecord
 from deployments.api.record.timings import timings_of
 from deployments.api.sampling.best_of import best
 from deployments.api.streams.asked import AskedStream
-from deployments.api.streams.event_ids import EventIds
-from deployments.api.streams.found import check_age, found_parts
 from deployments.client.protocol import (
     EndsEngines,
     FailsSteps,
-    FoundPart,
     Overloaded,
     Rejected,
     ReplicaLost,
@@ -101,23 +98,10 @@ class Exchange:
             is_singly=stream is not None and plan.encoder.takes_singly,
         )
         self._scores = plan.scores
-        self._client, self._requests = plan.served.client, [request for request, _ in parts]
-        self._position, self._most_age_s = stream and stream.position, limits.request_timeout_s + keep_s
-        self._is_resumable, self._outlives_reader = stream is not None, False
-        answer = plan.encoder.context
-        ids = None
-        if stream is not None:
-            prompts = [prompt.token_ids for prompt in answer.prompts]
-            ids = EventIds(answer.name, caller.tenant.name, prompts, answer.num_choices)
-        self._events = AnswerEvents(
-            limits,
-            plan.encoder,
-            self._choices,
-            num_top=plan.sampling.logprobs,
-            num_scores=0 if plan.scores is None else plan.scores.num_entries,
-            ids=ids,
-            position=self._position,
-        )
+        requests = [request for request, _ in parts]
+        self._continuation = Continuation(stream, plan.served.client, requests, limits.request_timeout_s + keep_s)
+        ids = self._continuation.ids(plan.encoder.context, caller.tenant.name)
+        self._events = AnswerEvents(limits, plan, self._choices, ids, self._continuation.position)
         self._start = GenerationStart(plan.encoder.context, plan.sampling, self._is_stream, self._choices)
         self._num_echoed = len(plan.encoder.context.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
         self._limit = TimeLimit(total_s=limits.request_timeout_s)
@@ -131,29 +115,31 @@ class Exchange:
         is_handed_over = False
         try:
             with self._limit:
-                found = await self._found()
-                self._admit(is_adopted=bool(found) and len(found) == len(self._requests))
+                found = await self._continuation.found()
+                self._admit()
                 await self._choices.open(found)
                 groups = self._groups()
                 if not self._is_stream:
                     return await self._whole(groups)
                 first, waiting = None, b""
-                if self._position is None:
-                    first = await anext(groups)
+                if self._continuation.is_continued:
+                    self._continuation.begin()
+                if (position := self._continuation.position) is not None:
+                    waiting = await self._events.replayed(position)
                 else:
-                    self._outlives_reader = True
-                    waiting = await self._events.replayed(self._position)
-                    self._record.metrics.resumed("adopted" if len(found) == len(self._requests) else "regenerated")
+                    first = await anext(groups)
+                if self._continuation.is_continued:
+                    self._record.metrics.resumed(self._continuation.outcome)
             self._turns = self._pace.open()
-            stream = EventStream(
+            answer = EventStream(
                 self._sent(first, waiting, groups),
                 self._close,
                 self._limits.slow_reader_timeout_s,
                 self._headers(),
             )
-            self._outlives_reader = self._is_resumable
+            self._continuation.begin()
             is_handed_over = True
-            return stream
+            return answer
         except CLIENT_ERRORS as error:
             self._record.refused(error)
             self._ticket.refuse()
@@ -164,22 +150,13 @@ class Exchange:
             if not is_handed_over:
                 await self._release()
 
-    async def _found(self) -> Mapping[int, FoundPart]:
-        """Return the parts of the stream that is continued which replicas still have. Raises `ApiError`."""
-        if self._position is None:
-            return {}
-        num_choices = len(self._choices.choices_of(0))
-        found = await found_parts(self._client, self._position, self._requests, num_choices)
-        if not found:
-            check_age(self._position, time.time(), self._most_age_s)
-        return found
-
-    def _admit(self, *, is_adopted: bool) -> None:
+    def _admit(self) -> None:
         """Charge the tenant's limits, for an adopted stream only its generations. Raises `RateLimited`, or
         `Rejected` when they never allow it; `ApiError` 429 when there is no room for the memory of the answer.
         """
         if self._held is not None:
             self._held.take(self._num_held)
+        is_adopted = self._continuation.is_adopted
         num_tokens = 0 if is_adopted else self._num_prompt_tokens
         try:
             self._ticket.admit(self._num_sequences, num_tokens, is_charged=not is_adopted)
@@ -192,14 +169,15 @@ class Exchange:
         groups = self._choices.groups(self._received) if self._choices.choices else self._echoes()
         return groups if self._scores is None else self._scores.gathered(groups)
 
-    async def _echoes(self) -> AsyncIterator[ChoiceDelta]:
+    async def _echoes(self) -> AsyncIterator[Group]:
         for index in range(self._num_echoed):
             yield Group(index, (), [ChoiceDelta(index, "", (), (), "length")])
 
     def _received(self, group: Group) -> None:
-        """Record and charge a group that was read."""
-        self._record.received(group.index, len(group.token_ids), is_last=group.finish_reason is not None)
-        self._ticket.generated(len(group.token_ids))
+        """Record and charge a group that was read, except for tokens that were generated for an earlier reader."""
+        num_tokens = self._continuation.num_new(group)
+        self._record.received(group.index, num_tokens, is_last=group.finish_reason is not None)
+        self._ticket.generated(num_tokens)
         if group.finish_reason:
             self._record.metrics.reasoned(self._choices.choices[group.index].num_reasoning)
 
@@ -247,14 +225,16 @@ class Exchange:
                 yield waiting
                 waiting = b""
             end = await self._events.end(self._extras(is_whole=False))
-            if self._on_end is not None and not (self._position and self._position.at_end):
+            position = self._continuation.position
+            if self._on_end is not None and (position is None or not position.at_end):
                 (end,) = await self._on_end([end])
             end = self._events.ended(end)
+            self._continuation.outlives_reader = False
             self._record.finished(reason)
             if waiting or end:
                 yield waiting + end
         except Exception as error:
-            self._outlives_reader = self._outlives_reader and isinstance(error, TakenOver)
+            self._continuation.outlives_reader &= isinstance(error, TakenOver)
             failure = self._failure(error)
             self._record.failed(failure.status, failure.type)
             yield await self._events.failure(partial(self._encoder.failure, failure, self._request_id))
@@ -279,7 +259,7 @@ class Exchange:
             try:
                 self._ticket.close()
             finally:
-                await (self._choices.detach() if self._outlives_reader else self._choices.aclose())
+                await (self._choices.detach() if self._continuation.is_kept else self._choices.aclose())
 
     def _extras(self, *, is_whole: bool) -> dict[str, Any]:
         """Return the fields that concern all choices: `usage` and `timings`, in a stream only those requested."""

@@ -135,18 +135,17 @@ class Choices:
         for index, count in enumerate(counts):
             if count is None:
                 continue
-            choice = self.choices[index]
-            reading = self._readings[index * len(self._readings) // len(self.choices)]
+            choice, reading = self.choices[index], self._readings[index]  # A beam search is no stream.
             left = count - num_last if index == last else count
             while left:
-                part = await _next_of(reading, choice, min(left, self._most))
+                part = await _next_of(reading, min(left, self._most))
                 left -= len(part.token_ids)
                 yield choice.read(part), False
                 await asyncio.sleep(0)  # other streams continue
             if index == last:
                 part = StreamDelta("")
                 while (left := num_last - len(part.token_ids)) and not part.finish_reason:
-                    part.add(await _next_of(reading, choice, left))
+                    part.add(await _next_of(reading, left))
                 group = choice.read(part)  # raises the failure, if one ended it
                 if left:
                     raise _ahead()
@@ -220,9 +219,8 @@ class Choices:
             self._starts, self._pumps = [], []
 
 
-async def _next_of(reading: Reading, choice: Choice, most: int) -> StreamDelta:
-    found = await reading.next(most)
-    if found is None or found[0] is not choice:
+async def _next_of(reading: Reading, most: int) -> StreamDelta:
+    if (found := await reading.next(most)) is None:
         raise _ahead()
     return found[1]
 

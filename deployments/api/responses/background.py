@@ -17,20 +17,19 @@ from starlette.types import ASGIApp, Message, Scope
 
 from deployments.admission.rate_limits import Ticket
 from deployments.api.base.errors import RETRY_AFTER_S, ApiError
+from deployments.api.http.inner_request import inner_scope
 from deployments.api.http.parts import PART_BYTES
-from deployments.api.http.scopes import DEFERRABLE, NO_READER
-from deployments.api.responses.encoder import ResponsesEncoder
+from deployments.api.http.scopes import NO_READER
+from deployments.api.responses.encoder import SERVER_STOPPED, ResponsesEncoder
+from deployments.api.streams.asked import AskedStream
 from deployments.config.tenants import ANONYMOUS
 
 _JOB = "raydix.response_job"
-_COPIED = (
-    "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "root_path", "client", "server",
-    DEFERRABLE,  # set for batches, not by clients
-)  # fmt: skip
 
 
 class _Error(msgspec.Struct):
     message: str = "Internal error."
+    code: str | None = None
 
 
 class _ErrorBody(msgspec.Struct):
@@ -46,6 +45,9 @@ class Keeper(Protocol):
     async def keep_end(self, events: bytes) -> None:
         """Store the response as it has ended, with the events of its stream."""
 
+    async def leave(self) -> None:
+        """Store the response no more, because another ingress continues it."""
+
 
 class ResponseJob:
     """One response that is generated in the background."""
@@ -56,11 +58,12 @@ class ResponseJob:
         plan: Any,
         ticket: Ticket,
         keeper: Keeper,
+        stream: AskedStream,
         *,
         keeps_events: bool,
     ) -> None:
-        """The API generates by `plan`."""
-        self.plan, self.ticket = plan, ticket
+        """The API generates by `plan`, as `stream`."""
+        self.plan, self.ticket, self.stream = plan, ticket, stream
         self._encoder, self._keeper, self._keeps_events = encoder, keeper, keeps_events
         self._events: list[bytes] = []
         self._num_bytes = 0
@@ -92,6 +95,7 @@ class ResponseJob:
         await asyncio.sleep(0)  # Now the task has begun; one cancelled earlier would not clean up.
         if not self._is_cancelled:
             self._is_cancelled, self._is_stopping = True, is_stopping
+            self.stream.is_wanted = is_stopping  # Another ingress can continue it.
             self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -109,6 +113,18 @@ class ResponseJob:
                 return
             else:
                 await self._news.wait()
+
+    async def number_of(self, event_id: str) -> int | None:
+        """Return the number of the event with this id, once there is such an event; None if there is none."""
+        at, head = 0, b"id: %b\n" % event_id.encode()
+        while True:
+            while at < len(self._events):
+                if self._events[at].startswith(head):
+                    return at
+                at += 1
+            if self.has_ended:
+                return None
+            await self._news.wait()
 
     @property
     def num_kept(self) -> int:
@@ -128,7 +144,9 @@ class ResponseJob:
             finally:
                 self.ticket.close()
                 self._finish()
-                if self._encoder.is_failed or self._keeps_events or not self._keeper.is_kept:
+                if self._encoder.is_moved:
+                    await self._keeper.leave()
+                elif self._encoder.is_failed or self._keeps_events or not self._keeper.is_kept:
                     await self._keeper.keep_end(b"".join(self._events))
         finally:
             self.has_ended = True
@@ -137,12 +155,14 @@ class ResponseJob:
 
     def _finish(self) -> None:
         """Record how it ended, if no answer did."""
-        if self._encoder.final is not None:
+        if self._encoder.final is not None or self._encoder.is_moved:
             return
         if self._status >= 400:
-            self._fail(ApiError(self._status, _message(self._error)))
+            error = _error_in(self._error)
+            self._fail(ApiError(self._status, error.message, code=error.code))
         elif self._is_stopping:
-            self._fail(ApiError(503, "The server was stopped before the response was complete."))
+            code = SERVER_STOPPED if self.stream.in_background else None
+            self._fail(ApiError(503, "The server was stopped before the response was complete.", code=code))
         else:
             self._encoder.cancelled()
 
@@ -219,23 +239,15 @@ def job_of(scope: Scope) -> ResponseJob | None:
 
 def scope_of(job: ResponseJob, scope: Scope, request_id: str) -> Scope:
     """Return the scope of a job's own request, like that of the client's which asked for it."""
-    headers = [(name, value) for name, value in scope["headers"] if name != b"x-request-id"]
-    copied = {name: scope[name] for name in _COPIED if name in scope}
-    return {
-        **copied,
-        "query_string": b"",
-        "headers": [*headers, (b"x-request-id", request_id.encode())],
-        _JOB: job,
-        NO_READER: True,
-    }
+    return inner_scope(scope, scope["headers"], request_id, **{_JOB: job, NO_READER: True})
 
 
 async def _never() -> Message:
     return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # no client to leave
 
 
-def _message(body: bytes) -> str:
+def _error_in(body: bytes) -> _Error:
     try:
-        return msgspec.json.decode(body, type=_ErrorBody).error.message
+        return msgspec.json.decode(body, type=_ErrorBody).error
     except msgspec.MsgspecError:
-        return _Error().message
+        return _Error()

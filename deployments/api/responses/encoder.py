@@ -22,6 +22,8 @@ from deployments.api.responses.tools import ClientName
 from deployments.api.served.text_codec import TextCodec
 from engine.values.logprobs import TokenLogprobs
 
+SERVER_STOPPED = "server_stopped"
+"""Code of an error after which another ingress can continue the response."""
 _ERRORS = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 
@@ -92,6 +94,8 @@ class ResponsesEncoder:
         self._is_begun = False
         self.is_failed = False
         """Whether it ended without a complete answer."""
+        self.is_moved = False
+        """Whether another ingress continues it, or can."""
         self.final: list[bytes] | None = None
         """The response as it ended, in pieces; None before that."""
 
@@ -122,6 +126,9 @@ class ResponsesEncoder:
         """Encode the events that end a stream which failed after it had begun."""
         what = {"code": error.code or error.type, "message": error.message, "param": error.param}
         fields = encode_json(what | {"request_id": request_id})[1:-1]
+        if error.code in ("taken_over", SERVER_STOPPED):
+            self.is_moved = True
+            return self._events([(b"error", (fields,))])
         failed = [b'"response":', *self.failed(error)]
         return self._events([(b"error", (fields,)), (b"response.failed", failed)])
 

@@ -70,6 +70,15 @@ class ResponseKeeper:
                 with contextlib.suppress(OSError, ApiError):  # Otherwise it would appear queued for ever.
                     await self._store.delete(self._tenant, self._encoder.context.id)
 
+    async def leave(self) -> None:
+        """Store the response no more, because another ingress continues it. A record that only this ingress can
+        read is deleted.
+        """
+        async with self._turn:
+            self._is_unwanted = True
+            if not self._store.is_shared:
+                await self._store.delete(self._tenant, self._encoder.context.id)
+
     async def keep(self, events: bytes = b"") -> None:
         """Store the response in its present state. Raises the store's exceptions."""
         async with self._turn:

@@ -59,6 +59,11 @@ class StoredResponse(msgspec.Struct):
             )
         return b"".join(pieces)
 
+    @classmethod
+    def unpacked(cls, record: bytes) -> StoredResponse:
+        """Read it from bytes."""
+        return _unpack(record)
+
 
 class Conversation(msgspec.Struct):
     """The items before a response's own input."""

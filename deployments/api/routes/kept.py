@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from deployments.api.batches.batches import add_batch_routes
 from deployments.api.batches.files import add_file_routes
@@ -17,10 +18,16 @@ from deployments.api.service.api_service import ApiService
 
 
 def add_kept_routes(
-    table: RouteTable, service: ApiService, read: ReadBody, room_for: Callable[[Request], BodyRoom]
+    table: RouteTable,
+    service: ApiService,
+    read: ReadBody,
+    room_for: Callable[[Request], BodyRoom],
+    app: Callable[[], ASGIApp],
 ) -> None:
-    """Register them. `read` reads bodies; stored objects take the room that `room_for` gives a request."""
-    add_response_routes(table, service, room_for)
+    """Register them. `read` reads bodies; stored objects take the room that `room_for` gives a request. Requests
+    that are run again go to `app`.
+    """
+    add_response_routes(table, service, room_for, app)
     add_conversation_routes(table, service, read, room_for)
     add_file_routes(table, service)
     add_batch_routes(table, service, read)

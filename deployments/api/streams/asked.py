@@ -12,7 +12,7 @@ from deployments.api.base.errors import invalid, quoted
 from deployments.api.http.scopes import header, route_path
 from deployments.api.output.response_encoder import AnswerName
 from deployments.api.streams.position import StreamPosition, wrong_id
-from deployments.api.streams.record import StreamRecord
+from deployments.api.streams.record import StreamRecord, kept_headers
 from deployments.config.settings import StreamSettings
 from deployments.wire.messages import ResumableStream
 from engine.values.sampling_params import MAX_SEED
@@ -31,14 +31,27 @@ class AskedStream:
     """The stream that a request asks for, if it asks for one."""
 
     name: AnswerName
-    is_asked: bool
-    """Whether the client wants to be able to continue it."""
+    has_ids: bool
+    """Whether its events have ids, because the client asked for them."""
     position: StreamPosition | None = None
-    """The position at which to continue; None for a new stream."""
+    """The position at which to continue; None: from the first event."""
     detached_s: float | None = None
     """Seconds for which it may be generated without a reader; None: as the settings have it."""
+    is_continued: bool = False
+    """Whether it was begun by an earlier request."""
+    in_background: bool = False
+    """Whether it is that of a response in the background. It can be continued even if its events have no ids."""
+    after: int = -1
+    """For such a response, the number of the last event that the client has."""
+    is_wanted: bool = True
+    """Whether it may be generated without a reader."""
     record: bytes = b""
     """The request, to be run again where the stream is continued; empty where it is too large."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether any ingress shall be able to continue it."""
+        return self.has_ids or self.in_background
 
     @property
     def seed(self) -> int:
@@ -47,21 +60,32 @@ class AskedStream:
 
     def keep(self, scope: Scope, body: bytes | bytearray, settings: StreamSettings) -> None:
         """Keep the request, whose body has been read, unless it is too large."""
-        if len(body) <= settings.max_record_bytes:
-            packed = StreamRecord.of(scope, bytes(body)).packed()
+        if self.is_asked and len(body) <= settings.max_record_bytes:
+            packed = StreamRecord(
+                route_path(scope),
+                self.name.created,
+                bytes(body),
+                kept_headers(scope),
+                self.has_ids,
+                self.in_background,
+            ).packed()
             self.record = packed if len(packed) <= settings.max_record_bytes else b""
 
     def part(self, index: int, tenant: str) -> ResumableStream:
-        """Return what an engine is told with a request. The first bears the record, which is needed once."""
-        return ResumableStream(self.name.id, index, tenant, self.record if index == 0 else b"", self.detached_s)
+        """Return what an engine is told with a request."""
+        return ResumableStream(self.name.id, index, tenant, self.record, self.detached_s)
 
 
-_NO_STREAM = AskedStream(AnswerName("", 0), is_asked=False)
+_STREAM = "raydix.stream"
+_NO_STREAM = AskedStream(AnswerName("", 0), has_ids=False)
 
 
 def asked_stream(scope: Scope, settings: StreamSettings) -> AskedStream:
     """Read the headers of a request. Raises `ApiError` 400."""
     path = route_path(scope)
+    if (given := scope.get(_STREAM)) is not None:
+        given.detached_s = _detached_s(scope, settings)
+        return given  # type: ignore[no-any-return]
     if (prefix := PREFIXES.get(path)) is None:
         return _NO_STREAM
     detached_s, last = _detached_s(scope, settings), header(scope, b"last-event-id")
@@ -70,7 +94,12 @@ def asked_stream(scope: Scope, settings: StreamSettings) -> AskedStream:
     position = StreamPosition.parse(last)
     if not position.name.id.startswith(prefix):
         raise wrong_id(f"Last-Event-ID is of another endpoint's stream: one of {path} begins with {prefix}.")
-    return AskedStream(position.name, True, position, detached_s)
+    return AskedStream(position.name, True, position, detached_s, is_continued=True)
+
+
+def with_stream(scope: Scope, stream: AskedStream) -> Scope:
+    """Return the scope of a request that continues a stream."""
+    return {**scope, _STREAM: stream}
 
 
 def _takes_events(scope: Scope) -> bool:

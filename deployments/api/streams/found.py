@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from deployments.api.base.errors import ApiError
-from deployments.api.streams.position import StreamPosition, wrong_id
+from deployments.api.output.response_encoder import AnswerName
+from deployments.api.streams.asked import AskedStream
+from deployments.api.streams.position import wrong_id
 from deployments.client.protocol import EngineClient, FoundPart, GenerateRequest
 
 _MOST_AHEAD_S = 60
@@ -13,41 +15,40 @@ _MOST_AHEAD_S = 60
 
 
 async def found_parts(
-    client: EngineClient, position: StreamPosition, requests: Sequence[GenerateRequest], num_choices: int
+    client: EngineClient, stream: AskedStream, requests: Sequence[GenerateRequest]
 ) -> Mapping[int, FoundPart]:
     """Return the parts that can be continued, by the index of their request; the others are generated again.
 
-    Each request has `num_choices` choices. Raises `ApiError` 400 if the position is not one of this request.
+    Raises `ApiError` 400 if the position is not one of a stream of these requests, each of one choice.
     """
-    counts = position.counts
-    if len(counts) != len(requests) * num_choices:
+    counts = [0] * len(requests) if stream.position is None else stream.position.counts
+    if len(counts) != len(requests):
         raise wrong_id(f"Last-Event-ID is of a stream with {len(counts)} choices, unlike this request's.")
-    found = await client.find(position.name.id)
+    found = await client.find(stream.name.id)
     if found is None or found.tenant != requests[0].tenant:
         return {}
     return {
         index: part
         for index, part in found.parts.items()
-        if index < len(requests)
-        and _has_all(part, requests[index], counts[index * num_choices : (index + 1) * num_choices])
+        if index < len(requests) and _has_all(part, requests[index], counts[index] or 0)
     }
 
 
-def _has_all(found: FoundPart, request: GenerateRequest, counts: Sequence[int | None]) -> bool:
-    """Whether a replica has all that the client was sent. It has no log-probabilities of earlier replicas' tokens,
-    and no more tokens to come after a failure.
+def _has_all(found: FoundPart, request: GenerateRequest, num_sent: int) -> bool:
+    """Whether a replica has the tokens that the client was sent, or will. It has no log-probabilities of earlier
+    replicas' tokens, and no more tokens come after a failure.
     """
     sampling, part = request.sampling, found.part
     wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     if part.output_ids and wants_logprobs:
         return False
     has_failed = part.finish_reason in ("abort", "error")
-    return not has_failed or all(count is None or count <= part.num_tokens for count in counts)
+    return not has_failed or num_sent <= part.num_tokens
 
 
-def check_age(position: StreamPosition, now: float, most_s: float) -> None:
+def check_age(name: AnswerName, now: float, most_s: float) -> None:
     """Raise `ApiError` 404 for a stream that was begun too long ago to be generated again, or in the future."""
-    age = now - position.name.created
+    age = now - name.created
     if not -_MOST_AHEAD_S <= age <= most_s:
         raise ApiError(404, "The stream has ended and is no longer kept (streams.keep_s).", code="stream_expired")
 

@@ -33,6 +33,8 @@ _FORM = re.compile(
 class StreamPosition:
     """Where a client stopped reading."""
 
+    text: str
+    """The id itself."""
     name: AnswerName
     counts: Sequence[int | None]
     """Tokens of each choice before and in the event's group; None for a choice that had no event."""
@@ -52,6 +54,7 @@ class StreamPosition:
             raise wrong_id(f"Last-Event-ID is no id of an event of a stream from this server: {quoted(text)}.")
         name, created, counts, choice, num_last, event, check = found.groups()
         position = cls(
+            text,
             AnswerName(name, int(created, 16)),
             [int(count) if count else None for count in counts.split(".")],
             int(choice),

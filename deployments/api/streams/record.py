@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from starlette.types import Scope
 
-from deployments.api.http.scopes import header, route_path
+from deployments.api.http.scopes import header
 
 _KEPT = (b"x-session-id", b"x-raydix-detached-s", b"anthropic-version", b"anthropic-beta")
 """Headers that matter to the answer. The key is none of them: whoever continues a stream sends an own one."""
@@ -15,14 +15,13 @@ class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
     """A request for a stream."""
 
     path: str
+    created: int
+    """When its answer was begun, in Unix seconds."""
     body: bytes
     headers: list[tuple[bytes, bytes]] = []
-
-    @classmethod
-    def of(cls, scope: Scope, body: bytes) -> StreamRecord:
-        """Take down a request whose body, unpacked, was read."""
-        kept = [(name, value.encode("latin-1")) for name in _KEPT if (value := header(scope, name)) is not None]
-        return cls(route_path(scope), body, kept)
+    has_ids: bool = True
+    in_background: bool = False
+    """Whether it asks for a response in the background."""
 
     def packed(self) -> bytes:
         """Return it as bytes."""
@@ -32,3 +31,8 @@ class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
     def unpacked(cls, packed: bytes) -> StreamRecord:
         """Read it from bytes."""
         return msgspec.msgpack.decode(packed, type=cls)
+
+
+def kept_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a request that its record has."""
+    return [(name, value.encode("latin-1")) for name in _KEPT if (value := header(scope, name)) is not None]

@@ -6,6 +6,7 @@ from deployments.admission.admission import Admission
 from deployments.admission.fair_queue import FairQueue
 from deployments.admission.rate_limits import Ticket
 from deployments.api.anthropic.encoder import MessagesEncoder
+from deployments.api.generation.answer_events import AnswerEvents
 from deployments.api.generation.chat_answer import ChatResponseEncoder
 from deployments.api.generation.completion_answer import CompletionResponseEncoder
 from deployments.api.generation.exchange import Exchange
@@ -25,7 +26,8 @@ CALLED = [
     (Turns, "wait"),
     (Choice, "take"),
     (Choices, "open"),
-    (Exchange, "_headers _extras _encode"),
+    (Exchange, "_headers _extras"),
+    (AnswerEvents, "encode"),
     (ChatResponseEncoder, "opening delta whole end"),
     (CompletionResponseEncoder, "opening delta whole end"),
     (MessagesEncoder, "opening delta whole end"),

@@ -24,9 +24,11 @@ from deployments.client.protocol import (
     FoundStream,
     GenerateRequest,
     ReplicaHealth,
+    TakenOver,
     Turn,
 )
 from deployments.client.timeline import Timeline
+from deployments.wire.messages import StreamPart
 from engine.text.tokenizer import load_tokenizer
 from engine.values.logprobs import PackedLogprobs, TokenLogprobs
 from engine.values.stream_delta import StreamDelta
@@ -49,6 +51,8 @@ class ScriptedGeneration:
     replica: str | None = "replica-1"
     closed: bool = False
     detached: bool = False
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when another reader takes the stream over."""
     timeline: Timeline = field(default_factory=lambda: Timeline(0.0, 0.0))
 
     def explain(self) -> dict[str, Any] | None:
@@ -60,7 +64,9 @@ class ScriptedGeneration:
     async def __anext__(self) -> StreamDelta:
         await asyncio.sleep(0)
         if not self.events and self.hangs:
-            await asyncio.Event().wait()
+            await self.taken.wait()
+        if self.taken.is_set():
+            raise TakenOver
         if not self.events:
             raise StopAsyncIteration
         event = self.events.pop(0)
@@ -82,6 +88,8 @@ class ScriptedEngine:
     codec: TextCodec
     says: str | Callable[[GenerateRequest], str] = "The quick brown fox jumps over the lazy dog."
     chunk: int = 1
+    chunks: Sequence[int] = ()
+    """The tokens of the first events, if they are not `chunk`."""
     hangs: bool = False
     cached: int = 0
     refuse_with: Exception | None = None
@@ -94,6 +102,10 @@ class ScriptedEngine:
     found: dict[str, FoundStream] = field(default_factory=dict)
     """Streams that replicas have, by name."""
     adopted: list[FoundPart] = field(default_factory=list)
+    keeps: bool = False
+    """Whether resumable streams are found without a test's help."""
+
+    _reader: dict[str, ScriptedGeneration] = field(default_factory=dict)
 
     are_awaited = False
 
@@ -109,6 +121,11 @@ class ScriptedEngine:
             raise self.refuse_with
         generation = ScriptedGeneration(self.events(request), self.hangs)
         self.generations.append(generation)
+        if self.keeps and (stream := request.stream) is not None:
+            self._reader[request.request_id] = generation
+            parts = self.found[stream.name].parts if stream.name in self.found else {}
+            part = FoundPart("replica-1", StreamPart(stream.index, request.request_id, 0))
+            self.found[stream.name] = FoundStream(stream.tenant, stream.record, {**parts, stream.index: part})
         return generation
 
     async def find(self, name: str) -> FoundStream | None:
@@ -116,7 +133,9 @@ class ScriptedEngine:
 
     async def adopt(self, request: GenerateRequest, found: FoundPart) -> ScriptedGeneration:
         self.adopted.append(found)
-        generation = ScriptedGeneration(self.events(request), self.hangs)
+        if (former := self._reader.get(found.part.request_id)) is not None:
+            former.taken.set()
+        generation = self._reader[found.part.request_id] = ScriptedGeneration(self.events(request), self.hangs)
         self.generations.append(generation)
         return generation
 
@@ -137,9 +156,11 @@ class ScriptedEngine:
         if len(ids) > request.sampling.max_tokens:
             ids, reason = ids[: request.sampling.max_tokens], "length"
         events: list[StreamDelta | Exception] = list(self._scores(request))
-        for start in range(0, len(ids), self.chunk):
-            part = ids[start : start + self.chunk]
-            is_last = start + self.chunk >= len(ids) and not self.hangs
+        sizes, start = iter(self.chunks), 0
+        while start < len(ids):
+            part = ids[start : start + next(sizes, self.chunk)]
+            start += len(part)
+            is_last = start >= len(ids) and not self.hangs
             events.append(
                 StreamDelta(
                     request.request_id,

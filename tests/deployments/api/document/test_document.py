@@ -134,6 +134,7 @@ NAMES = {
     "batch_id": "b",
     "conversation_id": "c",
     "item_id": "i",
+    "name": "n",
 }
 
 

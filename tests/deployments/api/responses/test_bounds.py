@@ -110,7 +110,7 @@ def test_conversations_are_listed_in_their_tenants_turn(ask: Make, monkeypatch: 
     [
         ({"metadata": {"a": "x" * 40_000}}, 39_000),
         ({"metadata": {"a": "x" * 40_000}, "store": False}, 39_000),
-        ({"metadata": {"a": "x" * 40_000}, "background": True}, 195_000),
+        ({"metadata": {"a": "x" * 40_000}, "background": True}, 234_000),
         ({"input": "word " * 2_000}, 0),
     ],
     ids=["repeated", "not stored", "each time", "prompt"],
