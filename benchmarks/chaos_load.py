@@ -222,6 +222,8 @@ async def put(
             break
         url, outcome.num_reconnects = f"{again}{ask.path}", outcome.num_reconnects + 1
         outcome.is_broken_off, outcome.may_try_again, outcome.error = False, False, None
+        if not events.last_id:  # Nothing can be continued, so it begins again.
+            events = _Events(outcome)
         await asyncio.sleep(RECONNECT_S)
     outcome.ended = time.monotonic()
     return outcome
