@@ -85,7 +85,13 @@ class RayCluster:
         """Deploy an application with an ingress on each worker and two engines, or update the present one, and
         wait until it is healthy. Its processes import the packages in `code`.
         """
-        ingresses = {"count": len(self.workers), "num_cpus": 0.1, "host": "0.0.0.0", "port": _INGRESS_PORT}
+        ingresses = {
+            "count": len(self.workers),
+            "num_cpus": 0.1,
+            "host": "0.0.0.0",
+            "port": _INGRESS_PORT,
+            "surge_percent": 0,  # no worker has room for a second one
+        }
         engines = {"num_cpus": _ENGINE_CPUS, **arguments.get("engines", {"count": len(self.workers)})}
         application = {
             "name": "raydix",
@@ -100,7 +106,7 @@ class RayCluster:
             file.flush()
             dashboard = f"http://{self.head.address}:{_DASHBOARD_PORT}"
             self.head.run(str(_PROGRAMS / "serve"), "deploy", "-a", dashboard, file.name, env=_ENVIRONMENT)
-        wait_until(self._is_deployed)
+        wait_until(self._is_deployed, timeout_s=900)  # one replica after another, each of which drains
         wait_until(self.is_whole)
         # The balancer looks at the ingresses in its own time.
         wait_until(lambda: httpx.get(f"{self.url}/ready", timeout=60).status_code == 200)
