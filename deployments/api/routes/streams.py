@@ -56,7 +56,7 @@ class _StreamRoutes:
         return continued(request, self._app(), name, found, position)
 
     async def end_stream(self, request: Request, name: str) -> Response:
-        """End a stream, whether it is read or not, and forget its tokens."""
+        """End a stream, whether it is read or not. A client that continues it has it generated again."""
         tenant = tenant_of(request).name
         model, found = await found_stream(self._service, tenant, name)
         client = self._service.models[model].client
@@ -64,7 +64,8 @@ class _StreamRoutes:
         async def end(index: int) -> None:
             stream, sampling = ResumableStream(name, index, tenant), SamplingParams(seed=0)
             part = found.parts[index]
-            adopting = GenerateRequest(f"{name}-{index}", model, [], sampling, tenant=tenant, stream=stream)
+            first_id = part.part.request_id.partition("~")[0]
+            adopting = GenerateRequest(first_id, model, [], sampling, tenant=tenant, stream=stream)
             await (await client.adopt(adopting, part)).aclose()
 
         try:

@@ -18,7 +18,7 @@ TURN_OUTPUT = 512
 """Most tokens of a choice that are parsed in one turn: more arrive together only when a reader was slow."""
 
 
-class Reading:
+class GenerationReader:
     """One generation while it is read."""
 
     def __init__(self, generation: Generation, choices: Sequence[Choice], idle_timeout_s: float) -> None:
