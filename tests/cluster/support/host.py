@@ -89,7 +89,7 @@ class Host:
     def kill_processes(self) -> None:
         """Kill all processes of the host, which stays, and wait until they have ended."""
         self._signal(signal.SIGKILL)
-        wait_until(lambda: all(process.status() == psutil.STATUS_ZOMBIE for process in self._processes()))
+        wait_until(lambda: all(_status_of(process) == psutil.STATUS_ZOMBIE for process in self._processes()))
 
     def fill_disk(self) -> None:
         """Leave no byte free on the host's disk."""
@@ -140,10 +140,15 @@ with open(sys.argv[1], "wb", buffering=0) as file:
 
 
 def _is_at_rest(process: psutil.Process) -> bool:
+    return _status_of(process) in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+
+
+def _status_of(process: psutil.Process) -> str:
+    """Return a process's state; one that is gone counts as a zombie."""
     try:
-        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+        return process.status()
     except psutil.NoSuchProcess:
-        return True
+        return psutil.STATUS_ZOMBIE
 
 
 def _command_of(process: psutil.Process) -> str:

@@ -48,7 +48,8 @@ class RayCluster:
         self.start_head()
         for worker in self.workers:
             self.join(worker)
-        self.url = start_balancer(network.host("balancer"), self.workers, _INGRESS_PORT)
+        self._balancer = network.host("balancer")
+        self.url = start_balancer(self._balancer, self.workers, _INGRESS_PORT)
         """The URL of the ingresses behind the balancer."""
 
     def start_head(self) -> None:
@@ -74,6 +75,11 @@ class RayCluster:
     def join(self, worker: Host) -> None:
         """Start Ray on a worker."""
         self._start_ray(worker, f"--address={self.head.address}:{_HEAD_PORT}", num_cpus=_WORKER_CPUS)
+
+    def balance(self) -> None:
+        """Have the balancer send connections to the present workers."""
+        self._balancer.kill_processes()
+        start_balancer(self._balancer, self.workers, _INGRESS_PORT)
 
     def deploy(self, arguments: Mapping[str, Any]) -> None:
         """Deploy an application with an ingress on each worker and two engines, and wait until it is healthy."""
