@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from tests.deployments.api.streams.conftest import EVENTS, events_of
-from tests.deployments.client.test_resumable_streams import another
 from tests.deployments.support.api_over_engines import PROMPT, Api, api_over
-from tests.deployments.support.in_process_engines import is_nothing_left, until
+from tests.deployments.support.in_process_engines import another, is_nothing_left, until
 
 PATH = "/v1/completions"
 ASK: dict[str, Any] = {"model": "m", "prompt": PROMPT, "max_tokens": 12, "stream": True, "return_token_ids": True}
