@@ -70,7 +70,8 @@ class Continuation:
 
     def num_new(self, group: Group) -> int:
         """Return how many tokens of the next group were not generated for an earlier reader."""
+        if not self._num_known:
+            return len(group.token_ids)
         num_known = min(self._num_known.get(group.index, 0), len(group.token_ids))
-        if num_known:
-            self._num_known[group.index] -= num_known
+        self._num_known[group.index] = self._num_known.get(group.index, 0) - num_known
         return len(group.token_ids) - num_known

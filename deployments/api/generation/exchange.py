@@ -171,14 +171,14 @@ class Exchange:
 
     async def _echoes(self) -> AsyncIterator[Group]:
         for index in range(self._num_echoed):
-            yield Group(index, (), [ChoiceDelta(index, "", (), (), "length")])
+            yield Group(index, (), [ChoiceDelta(index, "", (), (), "length")], "length")
 
     def _received(self, group: Group) -> None:
         """Record and charge a group that was read, except for tokens that were generated for an earlier reader."""
-        num_tokens = self._continuation.num_new(group)
-        self._record.received(group.index, num_tokens, is_last=group.finish_reason is not None)
+        num_tokens, ended = self._continuation.num_new(group), group.finish_reason
+        self._record.received(group.index, num_tokens, is_last=ended is not None)
         self._ticket.generated(num_tokens)
-        if group.finish_reason:
+        if ended:
             self._record.metrics.reasoned(self._choices.choices[group.index].num_reasoning)
 
     async def _whole(self, groups: AsyncIterator[Group]) -> Response:
@@ -207,11 +207,12 @@ class Exchange:
         reason = "stop"
         try:
             while True:
+                ended = None
                 if group is not None:
                     waiting += await self._events.of(group)
-                    reason = group.finish_reason or reason
-                is_over = (group is None or group.finish_reason is not None) and self._choices.are_over
-                is_sent = bool(waiting) and not is_over
+                    ended = group.finish_reason
+                    reason = ended or reason
+                is_sent = bool(waiting) and not ((group is None or ended) and self._choices.are_over)
                 if is_sent:
                     yield waiting
                     waiting = b""

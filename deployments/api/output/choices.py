@@ -194,7 +194,7 @@ class Choices:
                 await reading.end_early(choice)
             note(group)
             yield group
-            if reading.has_parts:
+            if reading.parts:
                 await asyncio.sleep(0)  # other streams continue
 
     async def aclose(self) -> None:
