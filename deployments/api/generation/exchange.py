@@ -66,11 +66,8 @@ class Exchange:
         caller: Caller,
         pace: Pace,
         stream: AskedStream | None = None,
-        keep_s: float = 0.0,
     ) -> None:
-        """`stream` is the one that any ingress can continue; None: the answer is none. Replicas keep it for
-        `keep_s` seconds.
-        """
+        """`stream` is the one that any ingress can continue; None: the answer is none."""
         self._limits = limits
         self._encoder = plan.encoder
         self._record = record
@@ -99,7 +96,7 @@ class Exchange:
         )
         self._scores = plan.scores
         requests = [request for request, _ in parts]
-        self._continuation = Continuation(stream, plan.served.client, requests, limits.request_timeout_s + keep_s)
+        self._continuation = Continuation(stream, plan.served.client, requests, limits.request_timeout_s)
         ids = self._continuation.ids(plan.encoder.context, caller.tenant.name)
         self._events = AnswerEvents(limits, plan, self._choices, ids, self._continuation.position)
         self._start = GenerationStart(plan.encoder.context, plan.sampling, self._is_stream, self._choices)
@@ -116,14 +113,14 @@ class Exchange:
         try:
             with self._limit:
                 found = await self._continuation.found()
+                if self._continuation.is_continued:
+                    self._continuation.begin()
                 self._admit()
                 await self._choices.open(found)
                 groups = self._groups()
                 if not self._is_stream:
                     return await self._whole(groups)
                 first, waiting = None, b""
-                if self._continuation.is_continued:
-                    self._continuation.begin()
                 if (position := self._continuation.position) is not None:
                     waiting = await self._events.replayed(position)
                 else:

@@ -206,9 +206,7 @@ class Choices:
         await self._leave(lambda generation: generation.detach())
 
     async def _leave(self, leave: Callable[[Generation], Awaitable[None]]) -> None:
-        """Leave all generations. This begins with all before anything is waited for, because the wait itself may
-        be cancelled.
-        """
+        """Leave all generations, before anything is waited for, because the wait itself may be cancelled."""
         for reading in self._readings:
             reading.close()
         tasks: list[asyncio.Task[Any]] = [*self._starts, *self._pumps]
