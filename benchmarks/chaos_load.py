@@ -153,8 +153,8 @@ def _make_resumable(number: int, draw: random.Random, max_tokens: int) -> Ask:
     del text["messages"]
     drawn = {"temperature": 0.9, "seed": draw.randrange(2**40)}
     number_list = {"type": "array", "items": {"enum": [3, 17, 256]}, "minItems": 30, "maxItems": 50}
-    function = {"name": "add", "parameters": {"type": "object", "properties": {"numbers": number_list}}}
-    function["parameters"] |= {"required": ["numbers"], "additionalProperties": False}
+    arguments = {"type": "object", "properties": {"numbers": number_list}, "required": ["numbers"]}
+    function = {"name": "add", "parameters": {**arguments, "additionalProperties": False}}
     called = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
     search = {**text, "use_beam_search": True, "n": 2, "stream": False, "stream_options": None}
     kinds: list[tuple[str, str, dict[str, Any]]] = [
@@ -222,6 +222,8 @@ async def put(
             break
         url, outcome.num_reconnects = f"{again}{ask.path}", outcome.num_reconnects + 1
         outcome.is_broken_off, outcome.may_try_again, outcome.error = False, False, None
+        if not events.last_id:  # Nothing can be continued, so it begins again.
+            events = _Events(outcome)
         await asyncio.sleep(RECONNECT_S)
     outcome.ended = time.monotonic()
     return outcome
@@ -229,6 +231,7 @@ async def put(
 
 async def _connect(client: httpx.AsyncClient, url: str, ask: Ask, outcome: Outcome, events: _Events) -> None:
     """Read from one connection."""
+    events.begin()
     headers = {"last-event-id": events.last_id} if events.last_id else {}
     if outcome.is_resumable:
         headers["accept"] = "text/event-stream"
@@ -265,22 +268,34 @@ class _Events:
         self._num_tokens = self._num_logprobs = 0
         self._is_done = False
         self._ids: set[str] = set()
+        self._event: dict[str, str] = {}  # the fields of the event that is being read
         self.last_id = ""
         """The id of the last event; "" if they have none."""
 
+    def begin(self) -> None:
+        """Forget what the last connection sent of an event that it did not complete."""
+        self._event.clear()
+
     def take(self, line: str) -> None:
-        """Take a line of the stream."""
-        if line.startswith("id: "):
-            self.last_id = line[4:]
+        """Take a line of the stream. An event counts only with the empty line after it."""
+        name, _, value = line.partition(": ")
+        if line:
+            self._event[name] = value
+            return
+        event, self._event = self._event, {}
+        if "id" in event:
+            self.last_id = event["id"]
             self._outcome.num_repeated += self.last_id in self._ids
             self._ids.add(self.last_id)
-        if not line.startswith("data: "):
-            return
+        if "data" in event:
+            self._take_data(event["data"])
+
+    def _take_data(self, data: str) -> None:
         self._outcome.chunks.append(time.monotonic())
-        if line == "data: [DONE]":
+        if data == "[DONE]":
             self._is_done = True
             return
-        event = json.loads(line[6:])
+        event = json.loads(data)
         if "error" in event and event["error"] is not None:
             self._fail(event["error"])
         elif event.get("type", "").startswith("response."):
@@ -369,12 +384,16 @@ async def drive(
     rate: float | None = None,
     seed: int = 0,
 ) -> list[Outcome]:
-    """Send random asks until `stop`, then await the open ones. Keeps `at_once` open, or sends `rate` a second."""
+    """Send random asks until `stop`, then await the open ones. Keeps `at_once` open, or sends `rate` a second.
+    Answers that break off are continued.
+    """
     draw = random.Random(seed)
     outcomes: list[Outcome] = []
 
     async def one() -> None:
-        outcomes.append(await put(client, draw.choice(asks)))
+        ask = draw.choice(asks)
+        again = str(client.base_url).rstrip("/")
+        outcomes.append(await put(client, ask, Outcome(ask, is_resumable=ask.is_streamed), again))
 
     async def again_and_again() -> None:
         while not stop.is_set():

@@ -5,8 +5,9 @@
 
 Starts the embedded model in a private Ray (two ingresses, three engines), computes the answers of the honest
 requests in peace, and lets all attackers loose, which is a tenant, strangers and accidents. The exit code is 1
-when an honest stream differs in a token or fails for another reason than the death of its ingress; when a
-bound is broken; when an attacker gets an answer that breaks a promise; or when anything is held at the end.
+when an honest stream differs in a token or fails, also with its ingress; when its connection breaks off for
+another reason; when a bound is broken; when an attacker gets an answer that breaks a promise; or when anything is
+held at the end.
 The program touches only processes that it started. Linux only.
 """
 
@@ -59,10 +60,10 @@ class Report:
     seconds: float = 0.0
     """From the first attack to the end of the last honest stream."""
     streams: Tally = field(default_factory=Tally)
-    lost_with_ingress: int = 0
-    """Honest streams whose ingress was killed; each was sent again."""
+    continued: int = 0
+    """Connections of honest streams whose ingress was killed; each stream was continued."""
     failed: list[str] = field(default_factory=list)
-    """Honest streams that broke off although their ingress lived."""
+    """Connections of honest streams that broke off although their ingress lived."""
     seen: Seen = field(default_factory=Seen)
     rounds: dict[str, int] = field(default_factory=dict)
     attacks: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -173,7 +174,7 @@ def _judge(report: Report, target: Target, attackers: Sequence[Attacker]) -> Non
     report.outages = target.outages
     for stream in report.streams.broken:
         if lost_its_ingress(stream, target.outages):
-            report.lost_with_ingress += 1
+            report.continued += 1
         else:
             report.failed.append(f"{stream.name}: {stream.error}")
     for attacker in attackers:
@@ -205,7 +206,7 @@ def _print(report: Report) -> None:
     result.add_row("whole and right", f"{report.streams.num_whole} ({report.streams.num_tokens} tokens)")
     result.add_row("wrong (expected 0)", str(len(report.streams.wrong)))
     result.add_row("failed (expected 0)", str(len(report.failed)))
-    result.add_row("lost with a killed ingress, and sent again", str(report.lost_with_ingress))
+    result.add_row("broken off with a killed ingress, and continued", str(report.continued))
     result.add_row("longest pause of a stream", f"{report.streams.longest_pause_s:.1f} s")
     result.add_row("longest delay of an ingress's loop", f"{report.seen.loop_lag_s * 1000:.0f} ms")
     result.add_row("longest by its own work", f"{report.seen.own_lag_s * 1000:.0f} ms")

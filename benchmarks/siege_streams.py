@@ -52,7 +52,7 @@ class Tally:
     longest_pause_s: float = 0.0
     """Longest time between two chunks of a stream."""
     broken: list[Broken] = field(default_factory=list)
-    """Streams that broke off, which is right only if their ingress was killed."""
+    """Connections that broke off, as only a killed ingress may have them do; their streams were continued."""
     wrong: list[str] = field(default_factory=list)
     """Streams with another token than in peace, with an error, or with no proper end."""
 
@@ -98,22 +98,25 @@ async def in_peace(client: httpx.AsyncClient, asks: Sequence[Ask]) -> list[Ask]:
 async def honest(
     client: httpx.AsyncClient, asks: Sequence[Ask], tally: Tally, draw: random.Random, is_over: Callable[[], bool]
 ) -> None:
-    """Stream one ask after another; one whose connection broke off is sent again. At least one is whole."""
+    """Stream one ask after another; one whose connection broke off is continued. At least one is whole."""
     num_whole = 0
     while num_whole == 0 or not is_over():
-        ask = draw.choice(asks)
-        while not await _streamed(client, ask, tally):
+        reader = Reader(draw.choice(asks))
+        while not await _streamed(client, reader, tally):
             await asyncio.sleep(RETRY_S)
         num_whole += 1
 
 
-async def _streamed(client: httpx.AsyncClient, ask: Ask, tally: Tally) -> bool:
-    """Stream an ask; return whether it came to an end, right or wrong."""
-    began = time.monotonic()
-    reader = Reader(ask)
+async def _streamed(client: httpx.AsyncClient, reader: Reader, tally: Tally) -> bool:
+    """Stream an ask, or the rest of it; return whether it came to an end, right or wrong."""
+    began, ask = time.monotonic(), reader.ask
+    reader.begin()
     try:
         body = {**ask.body, "stream": True, "stream_options": {"include_usage": True}}
-        async with client.stream("POST", ask.path, json=body) as response:
+        headers = {"accept": "text/event-stream"}
+        if reader.last_id:
+            headers["last-event-id"] = reader.last_id
+        async with client.stream("POST", ask.path, json=body, headers=headers) as response:
             if response.status_code != 200:
                 text = (await response.aread()).decode(errors="replace")
                 raise Wrong(f"answered with {response.status_code}: {text[:300]}")
@@ -136,7 +139,10 @@ class Reader:
     """Compares a stream with the known answer, chunk by chunk."""
 
     def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+        self.ask = ask
+        self.last_id = ""
+        """The id of the last event."""
+        self._event: dict[str, str] = {}  # the fields of the event that is being read
         self._num_tokens = 0
         self._text = ""
         self._num_used: int | None = None
@@ -144,19 +150,31 @@ class Reader:
         self._last_at: float | None = None
         self.longest_pause_s = 0.0
 
+    def begin(self) -> None:
+        """Forget what the last connection sent of an event that it did not complete."""
+        self._event.clear()
+
     def take(self, line: str) -> None:
-        """Take a line of the event stream. Raises Wrong."""
-        if not line.startswith("data: "):
+        """Take a line of the event stream. An event counts only with the empty line after it. Raises Wrong."""
+        if line:
+            name, _, value = line.partition(": ")
+            self._event[name] = value
             return
+        event, self._event = self._event, {}
+        self.last_id = event.get("id", self.last_id)
+        if "data" in event:
+            self._take_data(event["data"])
+
+    def _take_data(self, data: str) -> None:
         now = time.monotonic()
         self.longest_pause_s = max(self.longest_pause_s, now - (self._last_at or now))
         self._last_at = now
         if self._is_done:
-            raise Wrong(f"goes on after its end: {line[:100]}")
-        if line == "data: [DONE]":
+            raise Wrong(f"goes on after its end: {data[:100]}")
+        if data == "[DONE]":
             self._is_done = True
             return
-        chunk = json.loads(line[6:])
+        chunk = json.loads(data)
         if "error" in chunk:
             raise Wrong(f"ended after {self._num_tokens} tokens with {chunk['error']}")
         if chunk.get("usage"):
@@ -166,13 +184,13 @@ class Reader:
 
     def check_end(self) -> None:
         """Raise Wrong unless the stream was whole, or httpx.ReadError if it just ended."""
-        wanted = len(self._ask.token_ids)
+        wanted = len(self.ask.token_ids)
         if not self._is_done:
             raise httpx.ReadError(f"the stream ended after {self._num_tokens} of {wanted} tokens without [DONE]")
-        if (self._num_tokens, self._num_used, self._text) != (wanted, wanted, self._ask.text):
+        if (self._num_tokens, self._num_used, self._text) != (wanted, wanted, self.ask.text):
             raise Wrong(
                 f"has {self._num_tokens} tokens, {self._num_used} by its usage, and in peace {wanted}; its text "
-                f"{'is' if self._text == self._ask.text else 'differs from'} that in peace"
+                f"{'is' if self._text == self.ask.text else 'differs from'} that in peace"
             )
 
     def _take_choice(self, choice: Mapping[str, Any]) -> None:
@@ -180,10 +198,10 @@ class Reader:
         if "prompt_token_ids" in choice:
             return
         token_ids = tuple(choice.get("token_ids", ()))
-        known = self._ask.token_ids[self._num_tokens : self._num_tokens + len(token_ids)]
+        known = self.ask.token_ids[self._num_tokens : self._num_tokens + len(token_ids)]
         if token_ids != known:
             raise Wrong(f"from token {self._num_tokens} on has {token_ids}, and in peace {known}")
         self._num_tokens += len(token_ids)
         self._text += said
-        if not self._ask.text.startswith(self._text):
+        if not self.ask.text.startswith(self._text):
             raise Wrong(f"has the text {self._text[-40:]!r} after {self._num_tokens} tokens")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
@@ -14,7 +15,7 @@ from tests.cluster.support.network import Network
 from tests.cluster.support.ray_cluster import RayCluster
 from tests.support.waiting import wait_until
 
-APPLICATION = {
+APPLICATION: dict[str, Any] = {
     "engine": {"model": "demo", "kv_pages": 1024, "threads": 1},
     "health": {"lost_after_s": 1.0},
     "admission": {"max_wait_s": 300.0},

@@ -81,14 +81,17 @@ class RayCluster:
         self._balancer.kill_processes()
         start_balancer(self._balancer, self.workers, _INGRESS_PORT)
 
-    def deploy(self, arguments: Mapping[str, Any]) -> None:
-        """Deploy an application with an ingress on each worker and two engines, and wait until it is healthy."""
+    def deploy(self, arguments: Mapping[str, Any], code: Path = ROOT) -> None:
+        """Deploy an application with an ingress on each worker and two engines, or update the present one, and
+        wait until it is healthy. Its processes import the packages in `code`.
+        """
         ingresses = {"count": len(self.workers), "num_cpus": 0.1, "host": "0.0.0.0", "port": _INGRESS_PORT}
         engines = {"num_cpus": _ENGINE_CPUS, **arguments.get("engines", {"count": len(self.workers)})}
         application = {
             "name": "raydix",
             "import_path": "deployments.app:build",
             "args": {**arguments, "ingresses": ingresses, "engines": engines},
+            "runtime_env": {"env_vars": {"PYTHONPATH": str(code)}},
             "deployments": [{"name": "Ingress", "max_replicas_per_node": 1}],
         }
         config = {"proxy_location": "Disabled", "applications": [application]}
@@ -97,6 +100,7 @@ class RayCluster:
             file.flush()
             dashboard = f"http://{self.head.address}:{_DASHBOARD_PORT}"
             self.head.run(str(_PROGRAMS / "serve"), "deploy", "-a", dashboard, file.name, env=_ENVIRONMENT)
+        wait_until(self._is_deployed)
         wait_until(self.is_whole)
         # The balancer looks at the ingresses in its own time.
         wait_until(lambda: httpx.get(f"{self.url}/ready", timeout=60).status_code == 200)
@@ -106,6 +110,12 @@ class RayCluster:
         dashboard = f"http://{self.head.address}:{_DASHBOARD_PORT}"
         self.head.run(str(_PROGRAMS / "serve"), "shutdown", "-y", "-a", dashboard, env=_ENVIRONMENT)
         wait_until(lambda: not self.processes("ServeReplica:raydix"))
+
+    def _is_deployed(self) -> bool:
+        url = f"http://{self.head.address}:{_DASHBOARD_PORT}/api/serve/applications/"
+        status: str = httpx.get(url, timeout=60).json()["applications"]["raydix"]["status"]
+        assert status != "DEPLOY_FAILED", "the application could not be deployed"
+        return status == "RUNNING"
 
     def is_whole(self) -> bool:
         """Whether both ingresses answer and reach both engines."""

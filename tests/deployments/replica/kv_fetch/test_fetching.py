@@ -364,6 +364,45 @@ def test_a_wrong_page_ends_the_transfer(answer: list[bytes]) -> None:
     liar.close()
 
 
+def test_a_page_that_comes_twice_ends_the_transfer_and_the_first_one_counts() -> None:
+    here, data = Pages(2), bytes(range(PAGE_BYTES))
+    fetcher = KVFetcher(here, PAGE_SIZE, FOR_LONG)
+    has_ended = threading.Event()
+    fetcher.on_finished(has_ended.set)
+    liar = Liar([[page(0, zlib.crc32(data)), data]] * 2)
+    fetcher.load(liar.source, SPACE, list(range(8)), 0, [3, 4])
+    assert isinstance(messages.decode_to_sender(liar.answer()[0]), messages.Stop)
+    assert has_ended.wait(60)
+    assert fetcher.finished() == Finished((), [3], [4])
+    assert here.host_bytes(3) == data
+    fetcher.close()
+    liar.close()
+
+
+def test_a_page_that_comes_after_its_transfer_was_given_up_changes_nothing() -> None:
+    here, data = Pages(2), bytes(range(PAGE_BYTES))
+    fetcher, liar = KVFetcher(here, PAGE_SIZE, AT_ONCE), Liar([])
+    has_ended = threading.Event()
+    fetcher.on_finished(has_ended.set)
+    before = here.host_bytes(3)
+    fetcher.load(liar.source, SPACE, list(range(8)), 0, [3])
+    peer = liar.asked()
+    assert has_ended.wait(60)
+    assert fetcher.finished() == Finished((), [], [3])
+    liar.say(peer, page(0, zlib.crc32(data)), data)
+    has_ended.clear()
+    lender = Liar([[page(0, zlib.crc32(data), number=2), data]])
+    fetcher.load(lender.source, SPACE, list(range(4)), 0, [4])
+    peer = lender.asked()
+    lender.say(peer, page(0, zlib.crc32(data), number=2), data)
+    assert has_ended.wait(60)
+    assert fetcher.finished() == Finished((), [4], [])
+    assert here.host_bytes(3) == before
+    fetcher.close()
+    liar.close()
+    lender.close()
+
+
 def test_both_ends_close_in_the_midst_of_a_transfer(ends: Callable[..., Ends]) -> None:
     lender = ScriptedLender(9)
     lender.waits = []
