@@ -326,16 +326,12 @@ class _Endpoints:
         stream: AskedStream | None = None,
     ) -> tuple[ServedModel, T]:
         """Return the model that the body names, and the body as `parse` reads it, which takes `room`. `stream`
-        keeps the request where it can be continued.
+        notes the request, where its answer may be one.
         """
         settings = self._service.streams
         body = await read_json(request, self._service.limits, room, settings.max_record_bytes if stream else 0)
-        if stream is not None and body.fields.get("stream") is True:
-            in_background = body.fields.get("background") is True
-            if in_background and record is not None and record.endpoint == "responses":
-                stream.in_background, stream.detached_s = True, settings.max_detached_s
-            if body.text:
-                stream.keep(request.scope, body.text, settings)
+        if stream is not None:
+            stream.note(request.scope, body, settings)
         asked = body.fields.get("model")
         served = self._service.find(asked if isinstance(asked, str) else None)
         if record is not None:
@@ -374,7 +370,7 @@ class _Endpoints:
             resumable = stream if stream.is_asked and is_resumable(made) else None
             if resumable is not None:
                 made = self._holding(request, made, resumable)
-            elif resumable is None and stream.is_continued:
+            elif stream.is_continued:
                 raise wrong_id("Last-Event-ID is given, but this request's answer is no stream to be continued.")
             exchange = Exchange(
                 self._service.limits,
@@ -385,7 +381,6 @@ class _Endpoints:
                 caller,
                 self._room.pace,
                 resumable,
-                self._service.streams.keep_s,
             )
             del made  # The body has the request's texts: free it now, not when the answer ends.
             return await until_disconnect(request.scope, request.receive, exchange.respond())

@@ -23,10 +23,10 @@ class Continuation:
         stream: AskedStream | None,
         client: EngineClient,
         requests: Sequence[GenerateRequest],
-        most_age_s: float,
+        timeout_s: float,
     ) -> None:
-        """None for `stream`: nothing can be continued. One that is older than `most_age_s` is not begun again."""
-        self._stream, self._client, self._requests, self._most_age_s = stream, client, requests, most_age_s
+        """None for `stream`: nothing can be continued. Answers take `timeout_s` seconds at most."""
+        self._stream, self._client, self._requests, self._timeout_s = stream, client, requests, timeout_s
         self.position: StreamPosition | None = None if stream is None else stream.position
         """Where the client stopped reading; None: it has no events."""
         self.is_continued = stream is not None and stream.is_continued
@@ -62,7 +62,7 @@ class Continuation:
             return {}
         found = await found_parts(self._client, self._stream, self._requests)
         if not found:
-            check_age(self._stream.name, time.time(), self._most_age_s)
+            check_age(self._stream.name, time.time(), self._timeout_s + self._stream.keep_s)
         self.is_adopted = len(found) == len(self._requests)
         if self.position is None:
             self._num_known = {index: part.part.num_tokens for index, part in found.items()}
@@ -70,7 +70,8 @@ class Continuation:
 
     def num_new(self, group: Group) -> int:
         """Return how many tokens of the next group were not generated for an earlier reader."""
+        if not self._num_known:
+            return len(group.token_ids)
         num_known = min(self._num_known.get(group.index, 0), len(group.token_ids))
-        if num_known:
-            self._num_known[group.index] -= num_known
+        self._num_known[group.index] = self._num_known.get(group.index, 0) - num_known
         return len(group.token_ids) - num_known

@@ -66,11 +66,8 @@ class Exchange:
         caller: Caller,
         pace: Pace,
         stream: AskedStream | None = None,
-        keep_s: float = 0.0,
     ) -> None:
-        """`stream` is the one that any ingress can continue; None: the answer is none. Replicas keep it for
-        `keep_s` seconds.
-        """
+        """`stream` is the one that any ingress can continue; None: the answer is none."""
         self._limits = limits
         self._encoder = plan.encoder
         self._record = record
@@ -99,7 +96,7 @@ class Exchange:
         )
         self._scores = plan.scores
         requests = [request for request, _ in parts]
-        self._continuation = Continuation(stream, plan.served.client, requests, limits.request_timeout_s + keep_s)
+        self._continuation = Continuation(stream, plan.served.client, requests, limits.request_timeout_s)
         ids = self._continuation.ids(plan.encoder.context, caller.tenant.name)
         self._events = AnswerEvents(limits, plan, self._choices, ids, self._continuation.position)
         self._start = GenerationStart(plan.encoder.context, plan.sampling, self._is_stream, self._choices)
@@ -116,14 +113,14 @@ class Exchange:
         try:
             with self._limit:
                 found = await self._continuation.found()
+                if self._continuation.is_continued:
+                    self._continuation.begin()
                 self._admit()
                 await self._choices.open(found)
                 groups = self._groups()
                 if not self._is_stream:
                     return await self._whole(groups)
                 first, waiting = None, b""
-                if self._continuation.is_continued:
-                    self._continuation.begin()
                 if (position := self._continuation.position) is not None:
                     waiting = await self._events.replayed(position)
                 else:
@@ -171,14 +168,14 @@ class Exchange:
 
     async def _echoes(self) -> AsyncIterator[Group]:
         for index in range(self._num_echoed):
-            yield Group(index, (), [ChoiceDelta(index, "", (), (), "length")])
+            yield Group(index, (), [ChoiceDelta(index, "", (), (), "length")], "length")
 
     def _received(self, group: Group) -> None:
         """Record and charge a group that was read, except for tokens that were generated for an earlier reader."""
-        num_tokens = self._continuation.num_new(group)
-        self._record.received(group.index, num_tokens, is_last=group.finish_reason is not None)
+        num_tokens, ended = self._continuation.num_new(group), group.finish_reason
+        self._record.received(group.index, num_tokens, is_last=ended is not None)
         self._ticket.generated(num_tokens)
-        if group.finish_reason:
+        if ended:
             self._record.metrics.reasoned(self._choices.choices[group.index].num_reasoning)
 
     async def _whole(self, groups: AsyncIterator[Group]) -> Response:
@@ -207,11 +204,12 @@ class Exchange:
         reason = "stop"
         try:
             while True:
+                ended = None
                 if group is not None:
                     waiting += await self._events.of(group)
-                    reason = group.finish_reason or reason
-                is_over = (group is None or group.finish_reason is not None) and self._choices.are_over
-                is_sent = bool(waiting) and not is_over
+                    ended = group.finish_reason
+                    reason = ended or reason
+                is_sent = bool(waiting) and not ((group is None or ended) and self._choices.are_over)
                 if is_sent:
                     yield waiting
                     waiting = b""

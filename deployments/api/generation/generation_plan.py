@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from secrets import token_hex
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -118,12 +119,14 @@ def engine_requests(
     keep = None if request.skip_special_tokens is False else plan.parse_spec.marks
     codec = plan.served.codec
     contexts = [codec.context(keep, prompt.token_ids) if plan.continues_text else [] for prompt in answer.prompts]
+    # A replica that still knows a request's first attempt would not run it again under the same id.
+    again = f"-{token_hex(4)}" if stream is not None and stream.is_continued else ""
     asked: list[tuple[GenerateRequest, list[OutputParser]]] = []
     for index in range(len(answer.prompts) * count):
         prompt_ids = answer.prompts[index // count].token_ids
         left = plan.served.card.max_model_len - len(prompt_ids)
         generate = GenerateRequest(
-            request_id=f"{answer.id}-{index}",
+            request_id=f"{answer.id}-{index}{again}",
             model=plan.served.card.id,
             prompt_ids=prompt_ids,
             sampling=for_choice(at_most_tokens(sampling, left) if plan.cuts_answers else sampling, index % count),

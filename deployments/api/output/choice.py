@@ -79,11 +79,8 @@ class Group(Struct, frozen=True, gc=False):
     token_ids: Sequence[int]
     """The tokens that were read, up to the one that ended the choice."""
     deltas: Sequence[ChoiceDelta]
-
-    @property
-    def finish_reason(self) -> str | None:
-        """The finish reason of the choice, on its last group."""
-        return self.deltas[-1].finish_reason if self.deltas else None
+    finish_reason: str | None = None
+    """That of the choice, on its last group."""
 
 
 class Choice:
@@ -126,7 +123,9 @@ class Choice:
         before, token_ids = self.num_generated, delta.token_ids
         deltas = self.take(delta)
         num_read = self.num_generated - before
-        return Group(self.index, token_ids if num_read == len(token_ids) else token_ids[:num_read], deltas)
+        if num_read < len(token_ids):
+            token_ids = token_ids[:num_read]
+        return Group(self.index, token_ids, deltas, self.finish_reason)
 
     def take(self, delta: StreamDelta) -> list[ChoiceDelta]:
         """Apply a delta and return what it adds: one delta, or with log-probabilities several, whose tokens spell

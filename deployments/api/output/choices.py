@@ -15,10 +15,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from deployments.api.base.errors import ApiError, invalid
 from deployments.api.output.choice import Choice, Group, PooledChoice
+from deployments.api.output.generation_reader import TURN_OUTPUT, GenerationReader
 from deployments.api.output.output_parser import OutputParser
-from deployments.api.output.reading import TURN_OUTPUT, Reading
 from deployments.client.outgoing import TURN_TOKENS, sending_cost
 from deployments.client.protocol import EngineClient, FoundPart, GenerateRequest, Generation
 from deployments.client.timeline import Timeline
@@ -53,7 +55,7 @@ class Choices:
         self._requests = [request for request, _ in parts]
         self._idle_timeout_s = idle_timeout_s
         self._most = 1 if is_singly else TURN_OUTPUT
-        self._readings: list[Reading] = []
+        self._readings: list[GenerationReader] = []
         self._opened: list[Generation] = []  # in the order of their acceptance, and some before all are accepted
         self._starts: list[asyncio.Task[Generation]] = []
         self._pumps: list[asyncio.Task[None]] = []
@@ -108,13 +110,16 @@ class Choices:
 
     def _begin_reading(self, generations: Sequence[Generation]) -> None:
         self._readings = [
-            Reading(generation, self.choices_of(index), self._idle_timeout_s)
+            GenerationReader(generation, self.choices_of(index), self._idle_timeout_s)
             for index, generation in enumerate(generations)
         ]
 
     async def _start(self, request: GenerateRequest, found: FoundPart | None) -> Generation:
         client = self._client
-        generation = await (client.generate(request) if found is None else client.adopt(request, found))
+        if found is None:
+            generation = await client.generate(request)
+        else:
+            generation = await client.adopt(structs.replace(request, request_id=_first_id(found)), found)
         self._opened.append(generation)
         return generation
 
@@ -171,7 +176,7 @@ class Choices:
                 note(item)
                 yield item
 
-    async def _pump(self, reading: Reading, queue: asyncio.Queue[Group | Exception | None]) -> None:
+    async def _pump(self, reading: GenerationReader, queue: asyncio.Queue[Group | Exception | None]) -> None:
         try:
             async for group in self._read(reading):
                 await queue.put(group)
@@ -180,7 +185,7 @@ class Choices:
             await queue.put(error)
 
     async def _read(
-        self, reading: Reading, note: Callable[[Group], None] = lambda _: None
+        self, reading: GenerationReader, note: Callable[[Group], None] = lambda _: None
     ) -> AsyncIterator[Group]:
         while (found := await reading.next(self._most)) is not None:
             choice, part = found
@@ -189,7 +194,7 @@ class Choices:
                 await reading.end_early(choice)
             note(group)
             yield group
-            if reading.has_parts:
+            if reading.parts:
                 await asyncio.sleep(0)  # other streams continue
 
     async def aclose(self) -> None:
@@ -201,9 +206,7 @@ class Choices:
         await self._leave(lambda generation: generation.detach())
 
     async def _leave(self, leave: Callable[[Generation], Awaitable[None]]) -> None:
-        """Leave all generations. This begins with all before anything is waited for, because the wait itself may
-        be cancelled.
-        """
+        """Leave all generations, before anything is waited for, because the wait itself may be cancelled."""
         for reading in self._readings:
             reading.close()
         tasks: list[asyncio.Task[Any]] = [*self._starts, *self._pumps]
@@ -219,7 +222,12 @@ class Choices:
             self._starts, self._pumps = [], []
 
 
-async def _next_of(reading: Reading, most: int) -> StreamDelta:
+def _first_id(found: FoundPart) -> str:
+    """Return the id that a request was given here; those of its attempts at other replicas end in a number."""
+    return found.part.request_id.partition("~")[0]
+
+
+async def _next_of(reading: GenerationReader, most: int) -> StreamDelta:
     if (found := await reading.next(most)) is None:
         raise _ahead()
     return found[1]

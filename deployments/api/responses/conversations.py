@@ -17,7 +17,7 @@ from deployments.api.base.errors import ApiError, invalid, quoted
 from deployments.api.base.field_checks import at_most
 from deployments.api.base.off_loop import near_or_far
 from deployments.api.output.response_encoder import encode_json
-from deployments.api.responses.ids import is_conversation_id, new_conversation_id
+from deployments.api.responses.ids import is_conversation_id, new_conversation_id, output_id
 from deployments.api.responses.items import Item, references, taken_items
 from deployments.api.responses.store import ResponseStore
 from deployments.api.responses.stored import Conversation, Shelf
@@ -83,10 +83,15 @@ class Conversations:
 
         return await self._change(name, change)
 
-    async def add(self, name: str, items: bytes) -> None:
-        """Add items, a JSON array, at the end. Raises `ApiError` 400 or 404."""
+    async def add(self, name: str, items: bytes, response: str | None = None) -> None:
+        """Add items, a JSON array, at the end. Raises `ApiError` 400 or 404. Those of a `response` are added only
+        once, as its stream may have been continued after its end.
+        """
+        named = None if response is None else output_id("", response, 0).encode()
 
         def change(stored: StoredConversation) -> None:
+            if named is not None and named in stored.items:
+                return
             if len(stored.items) + len(items) > self._limits.max_body_bytes:
                 raise invalid(
                     f"The conversation would have more than {self._limits.max_body_bytes} bytes, which is as much "

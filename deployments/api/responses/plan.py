@@ -39,6 +39,7 @@ from deployments.api.responses.background import ResponseJob, scope_of
 from deployments.api.responses.continued import of_job, of_stored
 from deployments.api.responses.conversations import Conversations, joined
 from deployments.api.responses.encoder import ResponseObject, ResponsesEncoder
+from deployments.api.responses.ids import response_of
 from deployments.api.responses.items import Item, references, taken_items
 from deployments.api.responses.kept import KeptResponses
 from deployments.api.responses.protocol import InputTokensRequest, ResponsesRequest
@@ -131,6 +132,8 @@ async def plan_response(
     shelf = Shelf(kept.store, tenant.name, limits, room)
     conversations = Conversations(kept.store, tenant.name, limits, shelf)
     before, asked = await _complete(limits, asked, shelf, conversations)
+    if stream.is_continued:  # It may be in its conversation already.
+        before.items = [item for item in before.items if response_of(str(item.get("id"))) != asked.id]
     tools = shown_tools(request.tools)
     try:
         chat = await _chat_request(asked, before, limits, tools)
@@ -236,7 +239,7 @@ async def _enter(conversations: Conversations, name: str, items: bytes, encoder:
     size = len(items) + sum(map(len, final))
     try:
         added = await near_or_far(size, INLINE_BYTES, lambda: joined(items, output_of(b"".join(final))))
-        await conversations.add(name, added)
+        await conversations.add(name, added, encoder.context.id)
     except ApiError as error:  # The conversation was deleted meanwhile, or is full.
         logger.warning("response %s is not in its conversation: %s", encoder.context.id, error.message)
     except OSError as error:

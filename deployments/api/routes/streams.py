@@ -22,7 +22,7 @@ from deployments.api.http.transport import json_response
 from deployments.api.output.response_encoder import AnswerName
 from deployments.api.service.api_service import ApiService
 from deployments.api.streams.asked import AskedStream, with_stream
-from deployments.api.streams.position import StreamPosition, wrong_id
+from deployments.api.streams.position import StreamPosition, is_stream_name, wrong_id
 from deployments.api.streams.record import StreamRecord
 from deployments.client.protocol import FoundStream, GenerateRequest
 from deployments.wire.messages import ResumableStream
@@ -56,7 +56,7 @@ class _StreamRoutes:
         return continued(request, self._app(), name, found, position)
 
     async def end_stream(self, request: Request, name: str) -> Response:
-        """End a stream, whether it is read or not, and forget its tokens."""
+        """End a stream, whether it is read or not. A client that continues it has it generated again."""
         tenant = tenant_of(request).name
         model, found = await found_stream(self._service, tenant, name)
         client = self._service.models[model].client
@@ -64,7 +64,8 @@ class _StreamRoutes:
         async def end(index: int) -> None:
             stream, sampling = ResumableStream(name, index, tenant), SamplingParams(seed=0)
             part = found.parts[index]
-            adopting = GenerateRequest(f"{name}-{index}", model, [], sampling, tenant=tenant, stream=stream)
+            first_id = part.part.request_id.partition("~")[0]
+            adopting = GenerateRequest(first_id, model, [], sampling, tenant=tenant, stream=stream)
             await (await client.adopt(adopting, part)).aclose()
 
         try:
@@ -76,10 +77,9 @@ class _StreamRoutes:
 
 async def found_stream(service: ApiService, tenant: str, name: str) -> tuple[str, FoundStream]:
     """Return a tenant's stream that replicas have, and the name of their model. Raises `ApiError` 404."""
-    models = list(service.models)
-    for model, found in zip(
-        models, await asyncio.gather(*(service.models[model].client.find(name) for model in models)), strict=True
-    ):
+    models = list(service.models) if is_stream_name(name) else []
+    answers = await asyncio.gather(*(service.models[model].client.find(name) for model in models))
+    for model, found in zip(models, answers, strict=True):
         if found is not None and found.tenant == tenant and found.parts:
             return model, found
     message = (

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from starlette.types import Scope
 
 from deployments.api.base.errors import invalid, quoted
+from deployments.api.http.body import JsonBody
 from deployments.api.http.scopes import header, route_path
 from deployments.api.output.response_encoder import AnswerName
 from deployments.api.streams.position import StreamPosition, wrong_id
@@ -17,11 +18,12 @@ from deployments.config.settings import StreamSettings
 from deployments.wire.messages import ResumableStream
 from engine.values.sampling_params import MAX_SEED
 
+RESPONSES = "/v1/responses"
 PREFIXES: Mapping[str, str] = {
     "/v1/chat/completions": "chatcmpl-",
     "/v1/completions": "cmpl-",
     "/v1/messages": "msg_",
-    "/v1/responses": "resp_",
+    RESPONSES: "resp_",
 }
 """How the names of answers begin, by the path of their endpoint."""
 
@@ -43,6 +45,8 @@ class AskedStream:
     """Whether it is that of a response in the background. It can be continued even if its events have no ids."""
     after: int = -1
     """For such a response, the number of the last event that the client has."""
+    keep_s: float = 0.0
+    """Seconds for which replicas keep it without a reader."""
     is_wanted: bool = True
     """Whether it may be generated without a reader."""
     record: bytes = b""
@@ -58,17 +62,16 @@ class AskedStream:
         """The seed of a request without one, which makes the same tokens again wherever it runs."""
         return int.from_bytes(blake2b(self.name.id.encode(), digest_size=8).digest(), "little") % MAX_SEED
 
-    def keep(self, scope: Scope, body: bytes | bytearray, settings: StreamSettings) -> None:
-        """Keep the request, whose body has been read, unless it is too large."""
-        if self.is_asked and len(body) <= settings.max_record_bytes:
-            packed = StreamRecord(
-                route_path(scope),
-                self.name.created,
-                bytes(body),
-                kept_headers(scope),
-                self.has_ids,
-                self.in_background,
-            ).packed()
+    def note(self, scope: Scope, body: JsonBody, settings: StreamSettings) -> None:
+        """Note whether a request asks for a stream in the background, and keep it, unless it is too large."""
+        if body.fields.get("stream") is not True:
+            return
+        path = route_path(scope)
+        if path == RESPONSES and body.fields.get("background") is True:
+            self.in_background, self.detached_s = True, settings.max_detached_s
+        if self.is_asked and body.text:
+            created, kept, text = self.name.created, kept_headers(scope), bytes(body.text)
+            packed = StreamRecord(path, created, text, kept, self.has_ids, self.in_background).packed()
             self.record = packed if len(packed) <= settings.max_record_bytes else b""
 
     def part(self, index: int, tenant: str) -> ResumableStream:
@@ -84,7 +87,7 @@ def asked_stream(scope: Scope, settings: StreamSettings) -> AskedStream:
     """Read the headers of a request. Raises `ApiError` 400."""
     path = route_path(scope)
     if (given := scope.get(_STREAM)) is not None:
-        given.detached_s = _detached_s(scope, settings)
+        given.detached_s, given.keep_s = _detached_s(scope, settings), settings.keep_s
         return given  # type: ignore[no-any-return]
     if (prefix := PREFIXES.get(path)) is None:
         return _NO_STREAM
@@ -94,7 +97,7 @@ def asked_stream(scope: Scope, settings: StreamSettings) -> AskedStream:
     position = StreamPosition.parse(last)
     if not position.name.id.startswith(prefix):
         raise wrong_id(f"Last-Event-ID is of another endpoint's stream: one of {path} begins with {prefix}.")
-    return AskedStream(position.name, True, position, detached_s, is_continued=True)
+    return AskedStream(position.name, True, position, detached_s, is_continued=True, keep_s=settings.keep_s)
 
 
 def with_stream(scope: Scope, stream: AskedStream) -> Scope:

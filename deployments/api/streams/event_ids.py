@@ -24,10 +24,12 @@ class EventIds:
         # Choices are read in any order, so their checks are added. With XOR, equal changes in two would cancel.
         self._check = sum(self._checks) & _32_BITS
         self._counts: list[int | None] = [None] * len(keys)
+        self._texts = [b""] * len(keys)
 
     def read(self, choice: int, token_ids: Sequence[int]) -> None:
         """Count the tokens of a group."""
-        self._counts[choice] = (self._counts[choice] or 0) + len(token_ids)
+        self._counts[choice] = count = (self._counts[choice] or 0) + len(token_ids)
+        self._texts[choice] = b"%d" % count
         before = self._checks[choice]
         data = token_ids[0].to_bytes(4, "little") if len(token_ids) == 1 else _packed(token_ids)
         after = self._checks[choice] = crc32(data, before)
@@ -35,15 +37,12 @@ class EventIds:
 
     def named(self, events: bytes, choice: int, num_tokens: int) -> bytes:
         """Return the events of a group with their ids. The group was made of the last tokens of a choice."""
-        counts = b"%d" % self._counts[0] if len(self._counts) == 1 and self._counts[0] is not None else self._all()
+        counts = b".".join(self._texts)
         head, tail = b"%b%b:%d.%d." % (self._prefix, counts, choice, num_tokens), b":%08x\n" % self._check
         if events.find(b"\n\n") == len(events) - 2:
             return b"%b1%b%b" % (head, tail, events)
         each = events.split(b"\n\n")[:-1]  # JSON has no line breaks, so only the ends of events match.
         return b"".join([b"%b%d%b%b\n\n" % (head, at, tail, event) for at, event in enumerate(each, 1)])
-
-    def _all(self) -> bytes:
-        return b".".join([b"" if count is None else b"%d" % count for count in self._counts])
 
     def is_at(self, position: StreamPosition) -> bool:
         """Whether the tokens read are those that the client had at this position."""

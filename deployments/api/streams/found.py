@@ -35,15 +35,15 @@ async def found_parts(
 
 
 def _has_all(found: FoundPart, request: GenerateRequest, num_sent: int) -> bool:
-    """Whether a replica has the tokens that the client was sent, or will. It has no log-probabilities of earlier
-    replicas' tokens, and no more tokens come after a failure.
+    """Whether a replica has, or will have, all that a client with `num_sent` tokens is to get.
+
+    It has no log-probabilities of earlier replicas' tokens. A part that was aborted, because it had no reader for
+    too long, would end there; generated again, it has the same tokens and the rest.
     """
     sampling, part = request.sampling, found.part
-    wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
-    if part.output_ids and wants_logprobs:
+    if part.output_ids and (sampling.logprobs is not None or sampling.prompt_logprobs is not None):
         return False
-    has_failed = part.finish_reason in ("abort", "error")
-    return not has_failed or num_sent <= part.num_tokens
+    return part.finish_reason != "abort" and (part.finish_reason != "error" or num_sent <= part.num_tokens)
 
 
 def check_age(name: AnswerName, now: float, most_s: float) -> None:

@@ -21,9 +21,9 @@ from deployments.api.output.response_encoder import AnswerName
 
 MOST_CHOICES = 128
 """Most choices of a resumable stream, as each has a number in every id."""
-_COUNT = r"\d{1,10}"
+_NAME, _COUNT = r"[a-z]{1,16}[-_][0-9a-f]{24,32}", r"\d{1,10}"
 _FORM = re.compile(
-    r"([a-z]{1,16}[-_][0-9a-f]{24,32}):([0-9a-f]{1,10}):"
+    rf"({_NAME}):([0-9a-f]{{1,10}}):"
     rf"((?:{_COUNT})?(?:\.(?:{_COUNT})?){{0,{MOST_CHOICES - 1}}}):"
     rf"(\d{{1,3}})\.({_COUNT})\.({_COUNT}):([0-9a-f]{{8}})"
 )
@@ -78,6 +78,11 @@ class StreamPosition:
         if self.at_end:
             return self.num_last == 0
         return (count := self.counts[self.choice]) is not None and self.num_last <= count
+
+
+def is_stream_name(given: str) -> bool:
+    """Whether a stream could have this name."""
+    return re.fullmatch(_NAME, given) is not None
 
 
 def wrong_id(message: str) -> ApiError:

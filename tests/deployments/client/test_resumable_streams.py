@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -18,12 +18,10 @@ from deployments.config.settings import StreamSettings
 from deployments.wire.messages import ResumableStream
 from engine.values.stream_delta import StreamDelta
 from tests.deployments.support.in_process_engines import (
-    TIMINGS,
     ClientAndEngines,
-    InProcessEngines,
+    another,
     is_nothing_left,
     request,
-    router_like,
     until,
 )
 
@@ -48,18 +46,6 @@ def resumable(name: str = "s", index: int = 0, **fields: Any) -> GenerateRequest
     """A request of a resumable stream."""
     stream = ResumableStream(name, index, "tenant", b"the client's request")
     return structs.replace(request(f"{name}-{index}", NUM_TOKENS), stream=structs.replace(stream, **fields))
-
-
-@asynccontextmanager
-async def another(engines: InProcessEngines) -> AsyncIterator[RemoteEngines]:
-    """Another ingress that is connected to the same engines."""
-    client = RemoteEngines(router_like(engines), 1, timings=TIMINGS, open_link=engines.links.open)
-    await client.start()
-    await until(lambda: len(client.reachable()) == len(engines.replicas))
-    try:
-        yield client
-    finally:
-        await client.aclose()
 
 
 async def rest(stream: Any) -> StreamDelta:

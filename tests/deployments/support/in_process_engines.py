@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -270,6 +271,18 @@ class ClientAndEngines:
             runner.gate.set()
         await self._client.aclose()
         await asyncio.to_thread(self._engines.close)
+
+
+@asynccontextmanager
+async def another(engines: InProcessEngines) -> AsyncIterator[RemoteEngines]:
+    """Another ingress that is connected to the same engines."""
+    client = RemoteEngines(router_like(engines), 1, timings=TIMINGS, open_link=engines.links.open)
+    await client.start()
+    await until(lambda: len(client.reachable()) == len(engines.replicas))
+    try:
+        yield client
+    finally:
+        await client.aclose()
 
 
 def request(request_id: str, max_tokens: int = 5, prompt_len: int = 8, **fields: Any) -> GenerateRequest:

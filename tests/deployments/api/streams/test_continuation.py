@@ -138,21 +138,24 @@ def by_choice(events: Events) -> dict[int | None, list[bytes]]:
 
 def test_tokens_that_came_with_a_failure_are_sent_before_it(client: Client, engine: ScriptedEngine) -> None:
     ids = engine.codec.encode("The quick brown fox", add_special_tokens=False)
-    failure = StreamDelta("", ids, finish_reason="abort")
+    failure = StreamDelta("", ids, finish_reason="error")
     engine.fail_after = (0, failure)
     answer = client.post(CHAT, HELLO, headers=EVENTS)
     sent, _, error = answer.content.removesuffix(b"\n\n").rpartition(b"\n\n")
-    assert b"The quick brown fox" in sent and b'"aborted"' in error and not error.startswith(b"id:")
+    assert b"The quick brown fox" in sent and b'"engine_error"' in error and not error.startswith(b"id:")
     assert b"[DONE]" not in answer.content
     last = events_of(sent + b"\n\n")[-1][0]
-    adoptable(engine, last, num_tokens=len(ids), finish_reason="abort")
+    adoptable(engine, last, num_tokens=len(ids), finish_reason="error")
     again = resume(client, last)
     assert (
         again.status_code == 200 and again.content.partition(b"request_id")[0] == error.partition(b"request_id")[0]
     )
-    adoptable(engine, last, num_tokens=len(ids) - 1, finish_reason="abort")
     engine.fail_after = None
-    assert rest(client, last)[-1][1] == b"data: [DONE]"  # generated again
+    for num_tokens, reason in ((len(ids) - 1, "error"), (len(ids), "abort"), (len(ids) + 1, "abort")):
+        engine.requests.clear()
+        adoptable(engine, last, num_tokens=num_tokens, finish_reason=reason)
+        assert rest(client, last)[-1][1] == b"data: [DONE]"
+        assert len(engine.requests) == 1  # generated again
 
 
 def test_log_probabilities_that_a_lost_replica_had_are_generated_again(

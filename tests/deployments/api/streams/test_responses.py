@@ -228,3 +228,21 @@ def test_a_response_of_another_tenant_does_not_move(talk: Any) -> None:
         await reading
 
     play(scene)
+
+
+def test_a_conversation_has_a_response_once_although_it_is_continued(pair: Any) -> None:
+    _, play = pair
+
+    async def scene(here: httpx.AsyncClient, there: httpx.AsyncClient) -> None:
+        talk = (await here.post("/v1/conversations", json={})).json()["id"]
+        body = ASK | {"stream": True, "conversation": talk}
+        whole = (await here.post(RESPONSES, json=body, headers=EVENTS)).text
+        events = whole.split("\n\n")[:-1]
+        for at in range(1, len(events) + 1):
+            last = events[at - 1].partition("\n")[0].removeprefix("id: ")
+            rest = await here.post(RESPONSES, json=body, headers={"last-event-id": last})
+            assert without_times(rest.text.split("\n\n")[:-1]) == without_times(events[at:])
+        items = (await here.get(f"/v1/conversations/{talk}/items")).json()["data"]
+        assert [item["role"] for item in items] == ["assistant", "user"]
+
+    play(scene)
