@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from benchmarks.chaos_load import make_asks, make_resumable_asks
+from benchmarks.chaos_load import Outcome, drive, make_asks, make_resumable_asks
 from tests.cluster.support.faults import APPLICATION, FAULTS
-from tests.cluster.support.known_answers import Known, answers_under, check_undisturbed, undisturbed
+from tests.cluster.support.known_answers import Known, answers_under, check_undisturbed, client_of, undisturbed
 from tests.cluster.support.network import Network
 from tests.cluster.support.ray_cluster import RayCluster
 from tests.support.waiting import wait_until
@@ -67,3 +67,22 @@ def test_no_stream_is_lost_or_different(network: Network, cluster: RayCluster, k
         fault.end(network, cluster)
     check_undisturbed(outcomes, known)
     assert any(outcome.num_reconnects for outcome in outcomes) == fault.breaks_connections
+
+
+def test_a_rolling_update_under_load_loses_no_stream(cluster: RayCluster, known: Known) -> None:
+    """Each engine and each ingress is replaced by another one, while clients ask again and again."""
+    engines = [cluster.engine(worker).pid for worker in cluster.workers]
+
+    async def scenario() -> list[Outcome]:
+        stop = asyncio.Event()
+        changed = {**APPLICATION, "engine": {**APPLICATION["engine"], "kv_pages": 1100}}
+        async with client_of(cluster.url, reconnects=True) as client, asyncio.TaskGroup() as group:
+            asked = group.create_task(drive(client, [ask for ask, _ in known], stop, at_once=8))
+            await asyncio.to_thread(cluster.deploy, changed)
+            stop.set()
+        return asked.result()
+
+    outcomes = asyncio.run(scenario())
+    answers = {ask.name: answer for ask, answer in known}
+    check_undisturbed(outcomes, [(outcome.ask, answers[outcome.ask.name]) for outcome in outcomes])
+    assert not {cluster.engine(worker).pid for worker in cluster.workers} & set(engines)
