@@ -54,7 +54,7 @@ class Breaking:
                 return await send(message)
             events = body.split(b"\n\n")
             whole, cut = events[:left], events[left]
-            await send(message | {"body": b"\n\n".join([*whole, cut[: len(cut) // 2]]), "more_body": True})
+            await send({**message, "body": b"\n\n".join([*whole, cut[: len(cut) // 2]]), "more_body": True})
             raise ConnectionResetError
 
         await self.app(scope, receive, send_part)
