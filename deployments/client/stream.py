@@ -20,7 +20,7 @@ from deployments.client.timeline import ReplicaSpan, Timeline
 from engine.values.stream_delta import StreamDelta
 
 Farewell = Literal["abort", "detach", "nothing"]
-"""Whether the replica aborts the request, goes on for a while without a reader, or has another reader already."""
+"""Whether the replica aborts the request, generates it further for a while, or has another reader already."""
 
 
 class Stream:
@@ -44,7 +44,7 @@ class Stream:
         self.has_ended = False
         """Whether the stream has finished, failed or been closed."""
         self.farewell: Farewell = "abort"
-        """What an unfinished request's replica is told at the end."""
+        """The message to an unfinished request's replica at the end."""
         self._explain: Callable[[], dict[str, Any] | None] = lambda: None
         self._unread: StreamDelta | None = None
         self._error: Exception | None = None
@@ -151,11 +151,11 @@ class Stream:
             self._on_close(self)
 
     async def detach(self) -> None:
-        """Stop reading; the engine goes on with a resumable request for a while. Idempotent."""
+        """Stop reading; the engine generates a resumable request further for a while. Idempotent."""
         self.leave_running()
         await self.aclose()
 
     def leave_running(self) -> None:
-        """Have the engine go on with a resumable request after this stream has ended here."""
+        """Have the engine generate a resumable request further after this stream has ended here."""
         if self.request.stream is not None and self.farewell == "abort":
             self.farewell = "detach"

@@ -185,7 +185,7 @@ class Backlog(msgspec.Struct, tag=5, array_like=True, frozen=True):
 
 
 class Detach(msgspec.Struct, tag=7, array_like=True, frozen=True):
-    """Go on with a resumable request for a while, although its reader has left."""
+    """Generate a resumable request further for a while, although its reader has left."""
 
     request_id: str
 

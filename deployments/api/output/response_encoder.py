@@ -35,7 +35,7 @@ class EncodedPrompt:
 
 
 class AnswerName(NamedTuple):
-    """What makes an answer the same wherever it is made: its id, and when it was first begun."""
+    """The id of an answer, and when it was begun. An answer with the same name is the same wherever it is made."""
 
     id: str
     created: int

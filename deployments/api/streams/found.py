@@ -35,16 +35,15 @@ async def found_parts(
 
 
 def _has_all(found: FoundPart, request: GenerateRequest, num_sent: int) -> bool:
-    """Whether a replica has all tokens that the client was sent, or will. It has no log-probabilities of earlier
-    replicas' tokens. After a failure no more tokens come: for a client that has them all, it has nothing but the
-    failure.
+    """Whether a replica has the tokens that the client was sent, or will. It has no log-probabilities of earlier
+    replicas' tokens, and no more tokens come after a failure.
     """
     sampling, part = request.sampling, found.part
     wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     if part.output_ids and wants_logprobs:
         return False
     has_failed = part.finish_reason in ("abort", "error")
-    return not has_failed or num_sent < part.num_tokens
+    return not has_failed or num_sent <= part.num_tokens
 
 
 def check_age(name: AnswerName, now: float, most_s: float) -> None:

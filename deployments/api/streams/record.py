@@ -8,7 +8,7 @@ from starlette.types import Scope
 from deployments.api.http.scopes import header
 
 _KEPT = (b"x-session-id", b"x-raydix-detached-s", b"anthropic-version", b"anthropic-beta")
-"""Headers that matter to the answer. The key is none of them: whoever continues a stream sends an own one."""
+"""Headers that matter to the answer. The key is none of them: the client that continues a stream sends one."""
 
 
 class StreamRecord(msgspec.Struct, array_like=True, frozen=True):

@@ -138,27 +138,21 @@ def by_choice(events: Events) -> dict[int | None, list[bytes]]:
 
 def test_tokens_that_came_with_a_failure_are_sent_before_it(client: Client, engine: ScriptedEngine) -> None:
     ids = engine.codec.encode("The quick brown fox", add_special_tokens=False)
-    engine.fail_after = (0, StreamDelta("", ids, finish_reason="abort"))
+    failure = StreamDelta("", ids, finish_reason="abort")
+    engine.fail_after = (0, failure)
     answer = client.post(CHAT, HELLO, headers=EVENTS)
     sent, _, error = answer.content.removesuffix(b"\n\n").rpartition(b"\n\n")
     assert b"The quick brown fox" in sent and b'"aborted"' in error and not error.startswith(b"id:")
     assert b"[DONE]" not in answer.content
-
-
-def test_after_all_tokens_of_a_stream_that_failed_it_is_generated_again(
-    client: Client, engine: ScriptedEngine
-) -> None:
-    """It was aborted without a reader, for example. Its client gets the tokens, the failure, and then the rest."""
-    whole = begin(client)
-    engine.requests.clear()
-    last, failure = whole[2][0], StreamDelta("", finish_reason="abort")
-    adoptable(engine, last, num_tokens=5, finish_reason="abort")
-    engine.fail_after = (5, failure)
-    sent, _, error = resume(client, last).content.removesuffix(b"\n\n").rpartition(b"\n\n")
-    assert b'"aborted"' in error and engine.requests == []
+    last = events_of(sent + b"\n\n")[-1][0]
+    adoptable(engine, last, num_tokens=len(ids), finish_reason="abort")
+    again = resume(client, last)
+    assert (
+        again.status_code == 200 and again.content.partition(b"request_id")[0] == error.partition(b"request_id")[0]
+    )
+    adoptable(engine, last, num_tokens=len(ids) - 1, finish_reason="abort")
     engine.fail_after = None
-    found = events_of(sent + b"\n\n")
-    assert found + rest(client, found[-1][0]) == whole[3:] and len(engine.requests) == 1
+    assert rest(client, last)[-1][1] == b"data: [DONE]"  # generated again
 
 
 def test_log_probabilities_that_a_lost_replica_had_are_generated_again(
