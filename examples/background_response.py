@@ -36,7 +36,9 @@ def respond(client: openai.OpenAI, model: str, question: str) -> Iterator[str]:
             if name:
                 stream = client.responses.retrieve(name, stream=True, starting_after=last)
             else:
-                stream = client.responses.create(model=model, input=question, background=True, stream=True)
+                stream = client.responses.create(
+                    model=model, input=question, temperature=0, background=True, stream=True
+                )
             for event in stream:
                 if event.type == "error":
                     if event.code != "server_stopped":

@@ -43,7 +43,8 @@ async function* events(body) {
 
 async function main(question, url = "http://127.0.0.1:8000") {
   const models = await (await fetch(`${url}/v1/models`)).json();
-  const body = { model: models.data[0].id, messages: [{ role: "user", content: question }], stream: true };
+  const messages = [{ role: "user", content: question }];
+  const body = { model: models.data[0].id, messages, temperature: 0, stream: true };
   for await (const text of chat(`${url}/v1/chat/completions`, body)) process.stdout.write(text);
   console.log();
 }

@@ -27,7 +27,8 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     options = parser.parse_args()
     model = httpx.get(f"{options.url}/v1/models").json()["data"][0]["id"]
-    body = {"model": model, "messages": [{"role": "user", "content": options.question}], "stream": True}
+    messages = [{"role": "user", "content": options.question}]
+    body = {"model": model, "messages": messages, "temperature": 0, "stream": True}
     for text in chat(f"{options.url}/v1/chat/completions", body):
         print(text, end="", flush=True)
     print()
