@@ -337,7 +337,7 @@ class EngineClient(Protocol):
         ...
 
     async def adopt(self, request: GenerateRequest, found: FoundPart) -> Generation:
-        """Continue to read a request's stream, from its first token. An earlier reader gets `TakenOver`.
+        """Continue to read a request's stream, from its first token. A former reader gets `TakenOver`.
 
         It waits for no turn, because it runs already. If its replica is lost, it continues at another one.
         """

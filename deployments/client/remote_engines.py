@@ -170,7 +170,7 @@ class RemoteEngines:
         return await self._finder.find(name)
 
     async def adopt(self, request: GenerateRequest, found: FoundPart) -> Stream:
-        """Continue to read the stream of a request from its first token. An earlier reader gets `TakenOver`.
+        """Continue to read the stream of a request from its first token. A former reader gets `TakenOver`.
 
         If its replica is lost, it continues at another one. Raises Unavailable or Rejected.
         """

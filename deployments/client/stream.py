@@ -44,7 +44,7 @@ class Stream:
         self.has_ended = False
         """Whether the stream has finished, failed or been closed."""
         self.farewell: Farewell = "abort"
-        """The message to an unfinished request's replica at the end."""
+        """The order to the replica of a request that has not finished when the stream ends here."""
         self._explain: Callable[[], dict[str, Any] | None] = lambda: None
         self._unread: StreamDelta | None = None
         self._error: Exception | None = None

@@ -171,7 +171,7 @@ class WireConnection:
         self._send(messages.Abort(request_id))
 
     def detach(self, request_id: str) -> None:
-        """Have the engine generate a resumable request further without a reader."""
+        """Have the engine generate a resumable request further, without a reader."""
         self._send(messages.Detach(request_id))
 
     def find(self, name: str) -> None:
