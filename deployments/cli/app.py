@@ -200,7 +200,11 @@ def chat(
         typer.Option(min=1, help="Longest answer.", rich_help_panel=_SAMPLING, show_default="the server's"),
     ] = None,
 ) -> None:
-    """Talk to a served model. /stats shows how many tokens of each turn were reused; /help lists all commands."""
+    """Talk to a served model. /stats shows how many tokens of each turn were reused; /help lists all commands.
+
+    If the connection breaks off during an answer of Raydix, the answer continues where it stopped: the command
+    reconnects until 60 seconds have passed without any more of it.
+    """
     from deployments.cli.chat import run
 
     options: dict[str, float | int] = {"temperature": temperature}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +53,8 @@ class Chat:
     system: str | None = None
     history: list[dict[str, str]] = field(default_factory=list)
     turns: list[ChatTurn] = field(default_factory=list)
+    notices: Console = field(default_factory=lambda: Console(stderr=True))
+    """Where the user is told of broken connections."""
 
     def handle(self, line: str) -> bool:
         """Act on one line of input. Return False when it asks to leave."""
@@ -82,7 +84,7 @@ class Chat:
         pieces: list[str] = []
         started, first, usage = time.perf_counter(), None, None
         try:
-            with closing(self._stream()) as stream:
+            with closing(self._stream(lambda: self._reconnecting(is_in_line=bool(pieces)))) as stream:
                 for part in stream:
                     if isinstance(part, Usage):
                         usage = part
@@ -118,9 +120,15 @@ class Chat:
             table.add_row(str(number), *counts, f"{turn.first_token * 1000:.0f} ms", rate_text)
         return table
 
-    def _stream(self) -> Generator[str | Usage]:
+    def _stream(self, on_break: Callable[[], None]) -> Generator[str | Usage]:
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return self.client.chat(self.model, [*system, *self.history], **self.options)
+        return self.client.chat(self.model, [*system, *self.history], on_break, **self.options)
+
+    def _reconnecting(self, *, is_in_line: bool) -> None:
+        """Say on stderr that the answer broke off; in a terminal, not within a line of the answer."""
+        if is_in_line and self.console.is_terminal:
+            self._write("\n")
+        self.notices.print("[dim]The answer broke off; reconnecting.[/]")
 
     def _write(self, text: str) -> None:
         self.console.print(printable(text), end="", markup=False, highlight=False, emoji=False, soft_wrap=True)

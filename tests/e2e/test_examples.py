@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from examples import load_test, streamed_tool_call, structured_output
+from examples import background_response, load_test, reconnect, streamed_tool_call, structured_output
 from tests.e2e.conftest import Service
 
 pytestmark = pytest.mark.e2e
@@ -39,6 +39,12 @@ def test_a_tool_is_called_and_its_result_sent_back(run: Run) -> None:
 
 def test_a_chat_without_a_call_is_streamed(run: Run) -> None:
     assert run(streamed_tool_call.main, "What does math.sqrt do?") == "Return the square root of x.\n"
+
+
+@pytest.mark.parametrize("main", [reconnect.main, background_response.main])
+def test_an_answer_that_could_be_continued_is_read_to_its_end(run: Run, main: Callable[[], None]) -> None:
+    """How they continue, `tests/examples/test_reconnect.py` tests."""
+    assert run(main, "What does math.sqrt do?") == "Return the square root of x.\n"
 
 
 def test_a_pydantic_class_is_filled_in(run: Run) -> None:
