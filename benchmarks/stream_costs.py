@@ -1,0 +1,122 @@
+"""Measure the cost of streams that can be continued: processor time per event, and memory without a reader.
+
+    python -m benchmarks.stream_costs [--rounds 6] [--json benchmarks/results/stream_costs.json]
+
+Runs the embedded model behind one ingress. In turn, streams with and without ids of events are read to their
+ends; the processor time of the ingress's process, over the number of events, gives the cost of an event. Then the
+outputs of many ended streams are kept in a replica's outbox, whose memory is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks import this_machine
+from benchmarks.chaos_app import App, Size, started
+from deployments.config.settings import StreamSettings
+from deployments.wire.messages import Generate, ResumableStream
+from deployments.wire.outbox import Outbox
+from deployments.wire.resumable import ResumableStreams
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
+
+NUM_STREAMS, NUM_TOKENS = 4, 250
+WITH_IDS = {"accept": "text/event-stream"}
+KEPT, RECORD_BYTES = 1000, 2000
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with started(Size(replicas=1), {"limits": {"max_chunks_per_s": None}}) as app:
+        result = {"machine": this_machine.described(), "rounds": options.rounds, **costs(app, options.rounds)}
+        app.close()
+    result["bytes_per_kept_stream"] = memory_of_kept()
+    result["kept"] = {"tokens": NUM_TOKENS, "record_bytes": RECORD_BYTES}
+    print(json.dumps(result, indent=1))
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def costs(app: App, rounds: int) -> dict[str, Any]:
+    """Return microseconds of the ingress's processor time per event, with and without ids."""
+    asyncio.run(app.until(app.is_whole, 120))
+    plain, named = [], []
+    for number in range(rounds + 1):
+        pair = events_us(app, {}), events_us(app, WITH_IDS)
+        if number:  # the first round warms up
+            plain.append(pair[0])
+            named.append(pair[1])
+    ratios = [with_id / without for with_id, without in zip(named, plain, strict=True)]
+    return {
+        "us_per_event": round(statistics.median(plain), 1),
+        "us_per_event_with_id": round(statistics.median(named), 1),
+        "ratio": round(statistics.median(ratios), 4),
+        "ratios": [round(ratio, 4) for ratio in ratios],
+    }
+
+
+def events_us(app: App, headers: dict[str, str]) -> float:
+    """Read streams to their ends; return microseconds per event."""
+    (ingress,) = map(psutil.Process, app.ingresses())
+    before = ingress.cpu_times()
+    num_events = asyncio.run(_read_all(app.url, headers))
+    after = ingress.cpu_times()
+    seconds = after.user - before.user + after.system - before.system
+    return seconds / num_events * 1e6
+
+
+async def _read_all(url: str, headers: dict[str, str]) -> int:
+    async with httpx.AsyncClient(base_url=url, timeout=300, headers=headers) as client:
+        return sum(await asyncio.gather(*(_read(client, number) for number in range(NUM_STREAMS))))
+
+
+async def _read(client: httpx.AsyncClient, number: int) -> int:
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": f"What does itertools.chain do? ({number})"}],
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    num_events = 0
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        async for line in response.aiter_lines():
+            num_events += line.startswith("data: ")
+    return num_events
+
+
+def memory_of_kept() -> int:
+    """Return the bytes of memory for each ended stream that a replica keeps."""
+    outbox = Outbox()
+    streams = ResumableStreams(outbox, StreamSettings(max_kept=KEPT), lambda request_id: None)
+    tracemalloc.start()
+    for number in range(KEPT):
+        name = f"chatcmpl-{number:032x}"
+        stream = ResumableStream(name, 0, "tenant", bytes(RECORD_BYTES))
+        request = Generate(number, f"{name}-0", b"", SamplingParams(), stream=stream)
+        outbox.open(request.request_id, "ingress", is_resumable=True)
+        streams.open(request, stream)
+        for token in range(NUM_TOKENS):
+            outbox.record(StreamDelta(request.request_id, [1000 + token]), 0.0)
+        outbox.record(StreamDelta(request.request_id, finish_reason="length"), 0.0)
+        streams.leave(request.request_id, 0.0)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return round(size / KEPT)
+
+
+if __name__ == "__main__":
+    main()
