@@ -5,10 +5,10 @@
                     prefix   a request for one token, placed as any other, with r0 as the source of its KV
 
 A replica leaves when Serve stops it, or when its machine is about to end (`drain.notice`). In the second case, no
-transfer begins that would not end in time: a stream then stays where it is. As many transfers are in progress as
-the replica sends concurrently, because it declines others. The requests for prefixes serve only the cache: they
-run behind all others, and nothing waits for them. A replica that does not receive the KV in time computes it, as
-for every fetch.
+transfer begins that would not end in time: a stream then stays where it is. Only a few transfers are in progress
+then, so that the first ones arrive early; otherwise as many as the replica sends, because it declines others. The
+requests for prefixes serve only the cache: they run behind all others, and nothing waits for them. A replica that
+does not receive the KV in time computes it, as for every fetch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import heapq
 import logging
 import math
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -31,7 +31,13 @@ from deployments.wire.connection import WireConnection
 from engine.values.sampling_params import SamplingParams
 from router.addresses import KVAddress
 from router.fetch.hot_prefixes import HotPrefix
-from router.fetch.worth_moving import moving_seconds, worth_of_prefix, worth_of_stream
+from router.fetch.worth_moving import (
+    NUM_AT_ONCE,
+    chance_of_running,
+    moving_seconds,
+    worth_of_prefix,
+    worth_of_stream,
+)
 
 logger = logging.getLogger("ray.serve")
 
@@ -55,12 +61,11 @@ class _Leaving:
     """Those whose transfer has not begun."""
     ends_at: float = math.inf
     """Clock at which its machine ends, if that was announced."""
+    finish_rate: float = 0.0
+    num_running: int = 0
     fetches: set[asyncio.Task[None]] = field(default_factory=set)
     """Prefixes that are fetched now."""
     streams: list[_Moving] = field(default_factory=list)
-    num_prefixes: int = 0
-    num_kept: int = 0
-    """Prefixes that another replica has now, of `num_prefixes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +130,7 @@ class HandOvers:
             kv = connection.address.kv
         if kv is None or not prefixes or not self._dispatch.reachable() - {replica}:
             return
-        leaving = self._leaving.setdefault(replica, _Leaving(replica, kv))
-        leaving.prefixes += prefixes
-        leaving.num_prefixes += len(prefixes)
+        self._leaving.setdefault(replica, _Leaving(replica, kv)).prefixes += prefixes
 
     def tick(self, now: float) -> None:
         """Begin the transfers for which there is room. `now` is the clock of the event loop."""
@@ -137,11 +140,11 @@ class HandOvers:
             elif replica in self._leaving and not self._is_gone(replica, connection):
                 self._forget(self._leaving[replica])
         for replica, leaving in list(self._leaving.items()):
-            connection = self._dispatch.connections.get(replica)
-            if connection is not None and not connection.is_answering:
+            open_one = self._dispatch.connections.get(replica)
+            if open_one is not None and not open_one.is_answering:
                 leaving.prefixes.clear()  # It has died, so others would compute them.
             self._move(leaving, now)
-            if connection is None and not leaving.prefixes and not leaving.fetches:
+            if open_one is None and not leaving.prefixes and not leaving.fetches:
                 del self._leaving[replica]
 
     async def aclose(self) -> None:
@@ -152,12 +155,25 @@ class HandOvers:
 
     def _follow(self, connection: WireConnection, now: float) -> None:
         """Take in what a leaving replica reports."""
-        replica, kv, left_s = connection.address.replica, connection.address.kv, connection.load.seconds_left
+        replica, kv, load = connection.address.replica, connection.address.kv, connection.load
+        if kv is None:
+            return
+        leaving = self._leaving.setdefault(replica, _Leaving(replica, kv))
+        leaving.ends_at = math.inf if load.seconds_left is None else now + load.seconds_left
+        leaving.finish_rate, leaving.num_running = load.finish_rate, load.num_running
         if replica not in self._known:
-            self.keep(replica, self._dispatch.placer.only_held_by(replica))
-        if kv is not None:
-            leaving = self._leaving.setdefault(replica, _Leaving(replica, kv))
-            leaving.ends_at = math.inf if left_s is None else now + left_s
+            _put(self._known, replica, None)
+            self._start(self._look_up(leaving, is_noticed=load.seconds_left is not None))
+
+    async def _look_up(self, leaving: _Leaving, is_noticed: bool) -> None:
+        """Find the prefixes that only this replica holds. After a notice, the time limits what is moved, so all
+        that are known come into question.
+        """
+        settings = self._dispatch.placer.settings
+        max_tokens = settings.hot_tokens if is_noticed and settings.keep_tokens else settings.keep_tokens
+        for prefix in self._dispatch.placer.only_held_by(leaving.replica, max_tokens):
+            leaving.prefixes.append(prefix)
+            await asyncio.sleep(0)  # Hashing the tokens of many takes long, and streams wait.
 
     def _is_gone(self, replica: str, connection: WireConnection) -> bool:
         """Whether a replica that does not say that it leaves has left: otherwise its notice was withdrawn."""
@@ -174,7 +190,8 @@ class HandOvers:
         """Begin the most valuable transfers of a replica."""
         leaving.streams = [moving for moving in leaving.streams if moving.is_moving(now)]
         others = self._dispatch.reachable() - {leaving.replica}
-        room = self._num_concurrent - len(leaving.fetches) - len(leaving.streams)
+        most = self._num_concurrent if math.isinf(leaving.ends_at) else min(NUM_AT_ONCE, self._num_concurrent)
+        room = most - len(leaving.fetches) - len(leaving.streams)
         if room <= 0 or not others or self._dispatch.fleet.candidates(others).none_available:
             return
         in_time = (item for item in self._items(leaving, now) if now + item.seconds <= leaving.ends_at)
@@ -183,11 +200,12 @@ class HandOvers:
 
     def _items(self, leaving: _Leaving, now: float) -> Iterator[_Item]:
         rate = self._dispatch.fleet.fetch_rate() or math.inf
+        chance = chance_of_running(leaving.ends_at - now, leaving.finish_rate, leaving.num_running)
         for attempt in self._dispatch.sent_to(leaving.replica):
             if attempt.may_leave:
                 num_tokens, seconds = attempt.num_tokens, moving_seconds(attempt.num_tokens, rate)
                 begin = partial(self._move_stream, leaving, attempt, now + seconds + LATE_S)
-                yield _Item(worth_of_stream(num_tokens, rate), seconds, begin)
+                yield _Item(worth_of_stream(num_tokens, rate, chance), seconds, begin)
         for prefix in leaving.prefixes:
             seconds = moving_seconds(len(prefix.token_ids) - prefix.elsewhere, rate)
             yield _Item(worth_of_prefix(prefix, rate), seconds, partial(self._move_prefix, leaving, prefix))
@@ -198,10 +216,15 @@ class HandOvers:
 
     def _move_prefix(self, leaving: _Leaving, prefix: HotPrefix) -> None:
         leaving.prefixes.remove(prefix)
-        task = asyncio.create_task(self._fetch(leaving, prefix))
-        for tasks in (self._tasks, leaving.fetches):
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+        task = self._start(self._fetch(leaving, prefix))
+        leaving.fetches.add(task)
+        task.add_done_callback(leaving.fetches.discard)
+
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _fetch(self, leaving: _Leaving, prefix: HotPrefix) -> None:
         """Have a replica fetch one prefix."""
@@ -213,15 +236,9 @@ class HandOvers:
         attempt = Attempt(self._dispatch, Stream(request, _ignore), 0, (leaving.replica,), before=source)
         try:
             if await attempt.run() is None:
-                leaving.num_kept += 1
                 self._on_kept(attempt.num_handed_over)
         except Exception:
             logger.exception("a prefix of %s could not be kept", leaving.replica)
-        if not leaving.prefixes and len(leaving.fetches) == 1:
-            kept, all_of_them = leaving.num_kept, leaving.num_prefixes
-            logger.info(
-                "%d of %d prefixes that only %s held are kept elsewhere", kept, all_of_them, leaving.replica
-            )
 
 
 def _put(known: dict[str, T], replica: str, value: T) -> None:
