@@ -2,18 +2,21 @@
 
     python -m benchmarks.notices TRACE [--json benchmarks/results/notices.json]
 
-TRACE is Mooncake's conversation trace, as for benchmarks/routing.py. Each of 16 replicas receives one notice, 30 or
-120 s before its end, and is empty again 30 s after it. A replica hands over nothing (a plain drain: its streams may
-end, and what is left is lost), or streams and prefixes in an arbitrary order, or the most valuable per second first.
-Everything runs in the simulator, so the figures do not depend on the machine.
+TRACE is Mooncake's conversation trace, as for benchmarks/routing.py. Each of 16 replicas receives one notice, 30 s
+or 120 s before its end, and serves again, empty, 30 s after it. It hands over nothing (a plain drain: streams may
+end, and what is left is lost), or streams and prefixes in an arbitrary order, or those first that save the most
+tokens per second. Rows are sums of several runs, with other arrivals in each. Everything runs in the simulator, so
+the figures do not depend on the machine; it takes some minutes of one core.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -30,16 +33,16 @@ from deployments.simulator.fleet.trace import Trace, read_trace
 from router.cost import REUSE_S
 from router.policy_names import policy_named
 
-FLEET = Scenario(cache_delay=0.0, load_delay=0.0)
+FLEET = Scenario(cache_delay=0.0, load_delay=0.0, keep_tokens=4_000_000)
+"""After a notice, all prefixes come into question that ingresses track (`warm_up.track_tokens`)."""
+SEEDS = range(3)
 FIRST_S, EVERY_S = 60.0, 48.0
 """Time of the first notice, and between two of them."""
 GRACES = (30.0, 120.0)
-KEEPS = (65_536, 4_000_000)
-"""Tokens of the most used prefixes, of which a replica hands over its own: the default, and all that are tracked."""
-LINKS = (1.25e9, 12.5e9)
+LINKS = (0.3e9, 1.25e9, 12.5e9)
 """Bandwidths between replicas, in bytes/s."""
-SLOW_STEP_S = 0.05
-"""A decode step of a large model, with which more streams are still running at the end."""
+STEPS_S = (0.012, 0.05)
+"""Decode steps. The second is that of a large model, with which more streams are still running at the end."""
 Row = dict[str, Any]
 
 
@@ -49,65 +52,43 @@ def main() -> None:
     trace, rows = read_trace(options.trace), []
     console = Console()
     for scenario in _scenarios():
-        rows.append(_row(trace, scenario))
-        console.print(_line(rows[-1]))
+        with console.status(f"{scenario.tiers.title}, {scenario.notices[0].grace_s:g} s, {scenario.hand_over}"):
+            rows.append(_row(trace, scenario))
     console.print(_table(rows))
     if options.json is not None:
-        document = {
-            "trace": {
-                "name": trace.name,
-                "requests": len(trace.requests),
-                "prompt_tokens": trace.num_prompt_tokens,
-            },
-            "scenario": asdict(FLEET),
-            "notices": FLEET.num_replicas,
-            "every_s": EVERY_S,
-            "rows": rows,
-        }
+        of_trace = {"requests": len(trace.requests), "prompt_tokens": trace.num_prompt_tokens}
+        document = {"trace": of_trace, "scenario": asdict(FLEET), "runs": len(SEEDS), "rows": rows}
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _scenarios() -> Iterator[Scenario]:
+    cases = [(link, STEPS_S[0]) for link in LINKS] + [(LINKS[1], STEPS_S[1])]
     for grace_s in GRACES:
-        notices = tuple(
-            Notice(number, FIRST_S + EVERY_S * number, grace_s) for number in range(FLEET.num_replicas)
-        )
-        cases = [(link, FLEET.service, keep) for link in LINKS for keep in KEEPS]
-        cases.append((LINKS[0], ServiceModel(decode_base_s=SLOW_STEP_S), KEEPS[1]))
-        for link, service, keep in cases:
-            of_link = Tiers(peer_bandwidth=link)
+        notices = tuple(Notice(at, FIRST_S + EVERY_S * at, grace_s) for at in range(FLEET.num_replicas))
+        for link, step_s in cases:
+            tiers, service = Tiers(peer_bandwidth=link), ServiceModel(decode_base_s=step_s)
             for order in get_args(HandOver):
-                if order == "nothing" and keep == KEEPS[0]:
-                    continue
-                yield replace(
-                    FLEET, tiers=of_link, service=service, keep_tokens=keep, notices=notices, hand_over=order
-                )
+                yield replace(FLEET, tiers=tiers, service=service, notices=notices, hand_over=order)
 
 
 def _row(trace: Trace, scenario: Scenario) -> Row:
-    offered = arrivals(trace, scenario.load, scenario.num_replicas * scenario.service.prefill_rate, scenario.seed)
-    fleet = SimulatedFleet(
-        trace.block_tokens,
-        scenario,
-        lambda: policy_named("cost_fetch", SIMULATED),
-        REUSE_S / offered.compression,
-    )
-    fleet.run(offered)
+    total = Counter[str]()
+    for seed in SEEDS:
+        fleet_rate = scenario.num_replicas * scenario.service.prefill_rate
+        offered = arrivals(trace, scenario.load, fleet_rate, seed)
+        policy = partial(policy_named, "cost_fetch", SIMULATED)
+        reuse_s = REUSE_S / offered.compression
+        fleet = SimulatedFleet(trace.block_tokens, replace(scenario, seed=seed), policy, reuse_s)
+        fleet.run(offered)
+        total.update(asdict(fleet.figures))
     return {
         "grace_s": scenario.notices[0].grace_s,
         "peer_bandwidth": scenario.tiers.peer_bandwidth,
         "step_s": scenario.service.decode_base_s,
-        "keep_tokens": scenario.keep_tokens,
         "hand_over": scenario.hand_over,
-        **asdict(fleet.figures),
-        "prefilled_tokens": round(sum(fleet.prefill_seconds) * scenario.service.prefill_rate),
+        "num_notices": len(scenario.notices) * len(SEEDS),
+        **total,
     }
-
-
-def _line(row: Row) -> str:
-    return ", ".join(
-        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}" for name, value in row.items()
-    )
 
 
 def _table(rows: list[Row]) -> Table:
