@@ -117,6 +117,8 @@ class DrainSettings(Settings):
     absolute path of a file that appears, which a preStop hook can make. None: nowhere."""
     grace_s: float = Field(default=30.0, gt=0)
     """Seconds from a notice that names no time to the end of the machine, or of the pod."""
+    leave_s: float = Field(default=120.0, gt=0)
+    """Seconds before the end from which the replica takes no new requests and hands over what it has."""
     poll_s: float = Field(default=1.0, ge=0.1)
     """Seconds between two looks."""
 

@@ -51,7 +51,7 @@ class LoadReporter:
         `load_rates` returns the tokens/s that each tier below the device gives back, the fastest first, and
         `fetch_rate` those that come from another replica, 0 if none do. `failing` returns why the engine
         computes nothing, "" while it is healthy. `seconds_left` returns the seconds until its machine
-        ends, if that was announced.
+        ends, where that was announced.
         """
         self._seconds_left = seconds_left
         self._load_rates, self._fetch_rate = load_rates, fetch_rate

@@ -56,8 +56,9 @@ class NoticeWatcher:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether there is a notice."""
-        return self._ends_at is not None
+        """Whether the announced end is so close that the replica leaves (`drain.leave_s`)."""
+        left_s = self.seconds_left
+        return left_s is not None and left_s <= self._settings.leave_s
 
     @property
     def seconds_left(self) -> float | None:
@@ -91,18 +92,18 @@ class NoticeWatcher:
             logger.info("drain.notice: %s can be read again", self._settings.notice)
         self._is_unreadable = False
         if notice is None:
-            if self.is_leaving:
-                logger.warning("%s serves again: its notice was withdrawn", self._replica)
+            if self._ends_at is not None:
+                logger.warning("%s stays: its notice was withdrawn", self._replica)
             self._ends_at = None
             return
-        was_leaving = self.is_leaving
+        is_new = self._ends_at is None
         if notice.ends_at is not None:
             self._ends_at = notice.ends_at
         elif self._ends_at is None:
             self._ends_at = self._now() + self._settings.grace_s
-        if not was_leaving:
+        if is_new:
             self.counts[self._source] += 1
             seconds, reason = self.seconds_left or 0.0, notice.reason
             logger.warning(
-                "%s leaves: its machine ends in %.0f s (%s: %s)", self._replica, seconds, self._source, reason
+                "the machine of %s ends in %.0f s (%s: %s)", self._replica, seconds, self._source, reason
             )

@@ -25,7 +25,7 @@ from router.fetch.worth_moving import (
 
 @dataclass(slots=True)
 class Figures:
-    """What became of the replicas of all notices, in tokens whose KV was there."""
+    """Streams and tokens that the replicas of all notices handed over or lost."""
 
     num_streams: int = 0
     """Streams that were handed over."""

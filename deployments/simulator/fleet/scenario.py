@@ -30,7 +30,7 @@ class Kill:
 
 
 HandOver = Literal["nothing", "arbitrary", "worth"]
-"""What a replica hands over after a notice: nothing, or streams and prefixes in any order, or by their worth."""
+"""After a notice, a replica hands over nothing, or streams and prefixes in an arbitrary order or by their worth."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,9 +103,9 @@ def test_a_notice_of_each_cloud_says_how_long_is_left_and_may_be_withdrawn(
         server.answers[path] = before
         wait_until(lambda: not watcher.is_leaving)
         assert watcher.seconds_left is None
-    leaves, serves_again = caplog.messages
-    assert leaves.startswith("r0 leaves") and f"({source}: {reason})" in leaves
-    assert serves_again == "r0 serves again: its notice was withdrawn"
+    ends, stays = caplog.messages
+    assert ends.startswith("the machine of r0 ends in") and ends.endswith(f"s ({source}: {reason})")
+    assert stays == "r0 stays: its notice was withdrawn"
 
 
 UNREADABLE: list[tuple[str, str, bytes | int, str]] = [
@@ -219,6 +219,25 @@ def test_a_file_is_a_notice_from_when_it_appears(tmp_path: Path, caplog: pytest.
         assert "not a JSON object" in caplog.messages[1] and watcher.counts == {"file": 1}
         path.unlink()
         wait_until(lambda: not watcher.is_leaving)
+
+
+def test_a_replica_serves_until_the_end_is_near(server: MetadataServer) -> None:
+    """Otherwise a maintenance that is announced long before would leave a machine idle."""
+    clock = [time.time()]
+    server.answers[AWS] = aws()
+    watcher = NoticeWatcher(
+        DrainSettings(notice="aws", poll_s=0.1, leave_s=60.0), "r0", server.clouds, lambda: clock[0]
+    )
+    watcher.start()
+    try:
+        wait_until(lambda: watcher.counts == {"aws": 1})
+        assert not watcher.is_leaving and watcher.seconds_left == pytest.approx(NOTICED_IN_S, abs=5.0)
+        clock[0] += NOTICED_IN_S - 59.0
+        assert watcher.is_leaving and watcher.seconds_left == pytest.approx(59.0, abs=5.0)
+        clock[0] += 600.0
+        assert watcher.is_leaving and watcher.seconds_left == 0.0
+    finally:
+        watcher.close()
 
 
 def test_a_proxy_is_not_asked(server: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> None:
