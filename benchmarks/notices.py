@@ -26,7 +26,7 @@ from rich.table import Table
 from deployments.simulator.fleet.arrivals import arrivals
 from deployments.simulator.fleet.fleet import SimulatedFleet
 from deployments.simulator.fleet.rivals import SIMULATED
-from deployments.simulator.fleet.scenario import HandOver, Notice, Scenario
+from deployments.simulator.fleet.scenario import AnnouncedEnd, HandOver, Scenario
 from deployments.simulator.fleet.service import ServiceModel
 from deployments.simulator.fleet.tiers import Tiers
 from deployments.simulator.fleet.trace import Trace, read_trace
@@ -64,7 +64,7 @@ def main() -> None:
 def _scenarios() -> Iterator[Scenario]:
     cases = [(link, STEPS_S[0]) for link in LINKS] + [(LINKS[1], STEPS_S[1])]
     for grace_s in GRACES:
-        notices = tuple(Notice(at, FIRST_S + EVERY_S * at, grace_s) for at in range(FLEET.num_replicas))
+        notices = tuple(AnnouncedEnd(at, FIRST_S + EVERY_S * at, grace_s) for at in range(FLEET.num_replicas))
         for link, step_s in cases:
             tiers, service = Tiers(peer_bandwidth=link), ServiceModel(decode_base_s=step_s)
             for order in get_args(HandOver):

@@ -18,7 +18,7 @@ from deployments.simulator.fleet.handovers import Handovers
 from deployments.simulator.fleet.ingress import CacheNews, FileNews, KnownReplica, SimulatedIngress
 from deployments.simulator.fleet.replica import NAMESPACE, Job, SimulatedReplica
 from deployments.simulator.fleet.result import Result, summarise
-from deployments.simulator.fleet.scenario import Notice, Scenario
+from deployments.simulator.fleet.scenario import AnnouncedEnd, Scenario
 from deployments.simulator.fleet.trace import Trace, TraceRequest
 from router.cost import REUSE_S
 from router.fetch.fetching import Source
@@ -279,7 +279,7 @@ class SimulatedFleet:
 
     # Announced ends
 
-    def _announce(self, notice: Notice, now: float) -> None:
+    def _announce(self, notice: AnnouncedEnd, now: float) -> None:
         """Have a replica take no new requests and hand over what it has, until its machine ends."""
         place, scenario = self._places[notice.replica], self._scenario
         if not place.member.is_serving:

@@ -30,11 +30,11 @@ class Kill:
 
 
 HandOver = Literal["nothing", "arbitrary", "worth"]
-"""After a notice, a replica hands over nothing, or streams and prefixes in an arbitrary order or by their worth."""
+"""A replica hands over nothing, or streams and prefixes in an arbitrary order, or by their worth."""
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class AnnouncedEnd:
     """A replica's machine announces its end: it takes no new requests, and dies when the time is up."""
 
     replica: int
@@ -65,7 +65,7 @@ class Scenario:
     roles: Roles | None = None
     """Which replicas compute prompts, and which decode; None: all do both."""
     kills: tuple[Kill, ...] = ()
-    notices: tuple[Notice, ...] = ()
+    notices: tuple[AnnouncedEnd, ...] = ()
     hand_over: HandOver = "worth"
     keep_tokens: int = 65_536
     """Tokens of the most used prefixes, of which a replica hands over its own: `engines.kv_fetch.keep_tokens`."""
@@ -94,7 +94,7 @@ class Scenario:
             self.roles.check(self.num_replicas, self.tiers.peer_bandwidth is not None)
         if self.notices and self.hand_over != "nothing" and self.tiers.peer_bandwidth is None:
             raise ValueError("a hand-over moves KV between replicas: give tiers.peer_bandwidth")
-        ends: tuple[Kill | Notice, ...] = (*self.kills, *self.notices)
+        ends: tuple[Kill | AnnouncedEnd, ...] = (*self.kills, *self.notices)
         for kill in ends:
             if kill.replica >= self.num_replicas:
                 raise ValueError(

@@ -12,7 +12,7 @@ from deployments.simulator.fleet.departures import Figures
 from deployments.simulator.fleet.fleet import SimulatedFleet
 from deployments.simulator.fleet.replica import Job
 from deployments.simulator.fleet.rivals import SIMULATED
-from deployments.simulator.fleet.scenario import HandOver, Notice, Scenario
+from deployments.simulator.fleet.scenario import AnnouncedEnd, HandOver, Scenario
 from deployments.simulator.fleet.service import ServiceModel
 from deployments.simulator.fleet.tiers import Tiers
 from router.cost import REUSE_S
@@ -30,7 +30,7 @@ FAST = replace(FLEET, tiers=Tiers(peer_bandwidth=50e9))
 @cache  # several tests compare the same runs
 def run(hand_over: HandOver, grace_s: float, fleet: Scenario = FLEET) -> tuple[list[Job], Figures, float]:
     """Return the requests, the figures, and the prompt tokens computed."""
-    notices = tuple(Notice(number, 20.0 + 12.0 * number, grace_s) for number in range(8))
+    notices = tuple(AnnouncedEnd(number, 20.0 + 12.0 * number, grace_s) for number in range(8))
     scenario = replace(fleet, notices=notices, hand_over=hand_over)
     offered = arrivals(CHAT, scenario.load, 8 * scenario.service.prefill_rate, scenario.seed)
     policy = partial(policy_named, "cost_fetch", SIMULATED)
@@ -68,4 +68,4 @@ def test_a_hand_over_needs_links_and_a_notice_a_replica() -> None:
     with pytest.raises(ValueError, match="peer_bandwidth"):
         run("worth", 5.0, replace(FLEET, tiers=Tiers()))
     with pytest.raises(ValueError, match="no replica 8 to kill"):
-        replace(FLEET, notices=(Notice(8, 1.0, 1.0),))
+        replace(FLEET, notices=(AnnouncedEnd(8, 1.0, 1.0),))
