@@ -123,6 +123,7 @@ def bind_engines(
         },
         health=args.health,
         streams=args.streams,
+        drain=args.drain,
         wire=args.wire,
         metrics=args.metrics,
         warm_up=args.warm_up,

@@ -132,6 +132,11 @@ class Fleet:
         with self._lock:
             return frozenset(replica for replica, m in self._members.items() if m.is_out)
 
+    def draining(self) -> frozenset[str]:
+        """Return the replicas that are about to leave."""
+        with self._lock:
+            return frozenset(replica for replica, m in self._members.items() if m.load.is_draining)
+
     def record_call(self, replica: str, *, is_failure: bool) -> None:
         """Note that a call to a replica succeeded or failed. CIRCUIT_FAILURES in a row open its circuit."""
         with self._lock:

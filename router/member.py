@@ -60,6 +60,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     """Those of `queued_prefill_tokens` that belong to these."""
     requests_of: dict[str, int] = {}
     """While its batch is full: how many of `num_requests` belong to each of the `MOST_TENANTS` largest tenants."""
+    seconds_left: float | None = None
+    """Seconds until its machine ends, where that was announced; `is_draining` is set then, too."""
 
     def most_requests_of(self, tenant: str) -> int:
         """Return the most requests that a tenant can have there while the batch is full. A tenant that is not

@@ -15,7 +15,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol
@@ -358,7 +358,7 @@ class Placer:
         with self._lock:
             departed = [name for name in self._index.replicas if not self._is_known(name)]
         for replica in departed:
-            lost = [] if is_store(replica) else self.only_held_by(replica)
+            lost = [] if is_store(replica) else list(self.only_held_by(replica))
             with self._lock:
                 self._index.forget(replica)
             if lost:
@@ -397,11 +397,11 @@ class Placer:
         """Return the shared prefixes most worth holding, and the replicas that lend them (`WorthHolding.top`)."""
         return self._worth.top(max_tokens)
 
-    def only_held_by(self, replica: str) -> list[HotPrefix]:
-        """Return the shared prefixes that are lost with a replica, at most `keep_tokens` tokens of them
+    def only_held_by(self, replica: str, max_tokens: int | None = None) -> Iterator[HotPrefix]:
+        """Yield the shared prefixes that are lost with a replica, of the top `max_tokens` tokens, or `keep_tokens`
         (`WorthHolding.only_held_by`).
         """
-        return self._worth.only_held_by(replica, self.settings.keep_tokens)
+        return self._worth.only_held_by(replica, self.settings.keep_tokens if max_tokens is None else max_tokens)
 
     def uncached_tokens(self, request: Placeable) -> int:
         """Count the prompt tokens that the best holder would have to compute. O(tokens of the prompt)."""

@@ -109,18 +109,6 @@ class DispatchContext:
         """Note that a connection was opened or closed, is lost or answers again."""
         self._reachable = None
 
-    def leave(self, replica: str) -> None:
-        """Make the streams of a replica that is being stopped resume elsewhere, with their KV.
-
-        They stay if it lends none, and while no other replica has room.
-        """
-        kv = self.connections[replica].address.kv
-        others = self.reachable() - {replica}
-        if kv is None or not others or self.fleet.candidates(others).none_available:
-            return
-        for attempt in self.sent_to(replica):
-            attempt.leave(kv)
-
     def lose(self, replica: str | None, loss: LossReason, reason: str) -> None:
         """Fail all attempts at a replica immediately. The replica counts as lost until its next message, or, if
         its process is reported gone, until it answers.
@@ -180,6 +168,8 @@ class Attempt:
         """Whether another attempt won, so that further deltas of this one are dropped."""
         self._dispatch, self._avoid, self._on_cleared, self._before = dispatch, avoid, on_cleared, before
         self._runs_at = runs_at
+        self.num_handed_over = 0
+        """Tokens whose KV its replica has received from the one before; known with the first token."""
         self._base = stream.journal.num_tokens  # tokens received before; the replica counts later ones
         self._sent_at, self._asked_at = time.monotonic(), awake_now()
         self._is_behind = False
@@ -201,6 +191,11 @@ class Attempt:
     def num_received(self) -> int:
         """Number of tokens received from this attempt."""
         return 0 if self.is_muted else self.stream.journal.num_tokens - self._base
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens whose KV its replica has: the prompt and what was generated."""
+        return len(self._request.prompt_ids) + self.stream.journal.num_tokens
 
     @property
     def placed(self) -> str | None:
@@ -292,10 +287,15 @@ class Attempt:
             return None
         return origin_of(planned.address, planned.num_tokens)
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether its stream has begun here and may resume elsewhere."""
+        is_running = bool(self.num_received) and not self.stream.has_ended and not self._outcome.done()
+        return is_running and self.trial is None
+
     def leave(self, kv: KVAddress) -> None:
-        """End the attempt if its stream has begun, because its replica is being stopped and lends its KV."""
-        if self.num_received and self.trial is None and not self.stream.has_ended:
-            self._finish(AttemptFailure("lost", "it is being stopped", self.placed, loss="drained", kv=kv))
+        """End the attempt, because its replica leaves; the next one fetches its KV."""
+        self._finish(AttemptFailure("lost", "it leaves", self.placed, loss="drained", kv=kv))
 
     def feed(self, replica: str, delta: StreamDelta) -> bool:
         """Apply a delta. Return False when tokens before it are missing and must be requested again.
@@ -330,6 +330,10 @@ class Attempt:
             self.began.set_result(None)
             self._dispatch.fleet.record_call(replica, is_failure=False)
             self._dispatch.placer.settle(self.wire_id, delta.num_cached)
+            if self._before is not None and self._before.kv is not None:
+                decision = self._dispatch.placer.decision(self.wire_id)
+                held = 0 if decision is None else decision.predicted_cached
+                self.num_handed_over = max(0, delta.num_cached - held)
         if self.stream.has_ended:
             self._finish(None)
             return True

@@ -313,8 +313,8 @@ class Failover:
         migrations.append(Migration(time.monotonic(), failure.replica, failure.loss or "failed"))
         is_new = self._migrating is None
         self._migrating = self._migrating or failure
-        # A failed step ends no replica, and a cleared suspect did not end its replicas.
-        num_lost = sum(one.reason != "step_failed" for one in migrations)
+        # A failed step ends no replica, one that is stopped is not lost, and a cleared suspect ended none.
+        num_lost = sum(one.reason not in ("step_failed", "drained") for one in migrations)
         if num_lost + self._num_dead * (failure.loss == "step_failed") > self._health.max_migrations:
             return self._give_up(failure)
         if is_new:
@@ -358,6 +358,8 @@ class Failover:
         self._migrating = None
         self._avoid.clear()
         self._count("migrations_total", reason=failure.loss or "failed", outcome="resumed")
+        if self._metrics is not None and failure.loss == "drained":
+            self._metrics.inc("handed_over_tokens_total", attempt.num_handed_over, kind="stream")
         if self._metrics is not None and before is not None:
             self._metrics.observe("migration_gap_seconds", time.monotonic() - before)
 

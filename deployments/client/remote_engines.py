@@ -23,7 +23,7 @@ from msgspec import structs
 from deployments.client.attempt import ClientTimings, DispatchContext
 from deployments.client.connector import Connector
 from deployments.client.failover import Failover, HedgeBudget
-from deployments.client.prefix_keeper import PrefixKeeper
+from deployments.client.hand_overs import HandOvers
 from deployments.client.prefix_sync import PrefixSync
 from deployments.client.protocol import (
     DeliveryFailed,
@@ -104,12 +104,12 @@ class RemoteEngines:
         self._backlog_due = 0.0
         self._told: dict[str, tuple[str, Backlog, float]] = {}  # role -> replica, last report, its time
         self._unsubscribe: Callable[[], None] = lambda: None
-        self._keeper = PrefixKeeper(self._dispatch, self.placer.settings.keep_at_once)
+        self._hand_overs = HandOvers(self._dispatch, self.placer.settings.keep_at_once, self._count_kept)
 
     async def start(self) -> None:
         """Connect to the present replicas, and to new ones as they appear."""
         loop = asyncio.get_running_loop()
-        keep = self._keeper.keep
+        keep = self._hand_overs.keep
         self.placer.on_departed = lambda replica, prefixes: _call_soon(loop, lambda: keep(replica, prefixes))
         self._unsubscribe = self.fleet.subscribe(lambda: _call_soon(loop, self._sync))
         self._ticker = asyncio.create_task(self._tick_forever())
@@ -144,7 +144,7 @@ class RemoteEngines:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._keeper.aclose()
+        await self._hand_overs.aclose()
         self._prefix_sync.close()
         self._connector.close()
         # Ending the context waits for the sockets' linger, so it must not run on the event loop.
@@ -367,7 +367,7 @@ class RemoteEngines:
 
     def _leave(self, connection: WireConnection) -> None:
         self._ask_no_more(connection.address.replica)
-        self._keeper.leave(connection)
+        self._hand_overs.leave(connection)
 
     def _apply_part(self, name: str, hashes: Sequence[int], block_tokens: int, is_first: bool) -> None:
         if block_tokens == self.placer.settings.block_tokens and is_first:
@@ -448,18 +448,14 @@ class RemoteEngines:
         return [
             *ticks,
             *repeats,
-            self._leave_draining,
+            partial(self._hand_overs.tick, now),
             self._sync,
             partial(self._tell_backlog, now),
         ]
 
-    def _leave_draining(self) -> None:
-        for replica, connection in self._connections.items():
-            if connection.is_answering and connection.load.is_draining:
-                if replica in self._dispatch.in_use:
-                    self._dispatch.leave(replica)
-                if self._keeper.is_new(replica):
-                    self._keeper.keep(replica, self.placer.only_held_by(replica))
+    def _count_kept(self, num_tokens: int) -> None:
+        if self._metrics is not None:
+            self._metrics.inc("handed_over_tokens_total", num_tokens, kind="prefix")
 
     def _tell_backlog(self, now: float) -> None:
         """Report the backlog when it is due, to the first connected replica of each role, which knows its own

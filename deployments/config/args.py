@@ -19,6 +19,7 @@ from deployments.config.settings import (
     AdmissionSettings,
     BatchSettings,
     ChatSettings,
+    DrainSettings,
     EngineDeploymentSettings,
     HealthSettings,
     IngressSettings,
@@ -178,6 +179,8 @@ class AppArgs(AccessSettings):
     """When a replica counts as lost, and what happens to its requests."""
     streams: StreamSettings = StreamSettings()
     """How long streams outlive their readers."""
+    drain: DrainSettings = DrainSettings()
+    """How engine replicas learn that their machine is about to end."""
     wire: WireSettings = WireSettings()
     """Ports on which engine replicas listen for ingresses."""
     warm_up: WarmUpSettings = WarmUpSettings()

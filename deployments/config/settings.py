@@ -26,7 +26,20 @@ from router.policy_names import check_policy_name
 PolicyName = Annotated[str, AfterValidator(check_policy_name)]
 
 
+CLOUDS = ("aws", "gcp", "azure")
+"""Clouds whose metadata services announce the end of a machine."""
 Surge = Annotated[int, Field(ge=0, le=100)]
+
+
+def _known_notice(given: str) -> str:
+    """Check a source of notices."""
+    is_url = urlsplit(given).scheme in ("http", "https") and bool(urlsplit(given).hostname)
+    if not (given in CLOUDS or is_url or Path(given).is_absolute()):
+        raise ValueError(
+            f'notice must be "aws", "gcp", "azure", a URL such as http://127.0.0.1:1338/notice, or an absolute '
+            f"path, got {given!r}"
+        )
+    return given
 
 
 class Settings(BaseModel):
@@ -93,6 +106,21 @@ class HealthSettings(Settings):
     """Seconds without a first token after which a second replica is asked too; None: never."""
     hedge_share: float = Field(default=0.05, ge=0, le=1)
     """Largest share of all requests that may be sent to a second replica."""
+
+
+class DrainSettings(Settings):
+    """How an engine replica learns that its machine is about to end, and leaves before it does; see
+    docs/termination.md."""
+
+    notice: Annotated[str, AfterValidator(_known_notice)] | None = None
+    """Where replicas look for notices: "aws", "gcp" or "azure", the metadata service of that cloud; a URL; or the
+    absolute path of a file that appears, which a preStop hook can make. None: nowhere."""
+    grace_s: float = Field(default=30.0, gt=0)
+    """Seconds from a notice that names no time to the end of the machine, or of the pod."""
+    leave_s: float = Field(default=120.0, gt=0)
+    """Seconds before the end from which the replica takes no new requests and hands over what it has."""
+    poll_s: float = Field(default=1.0, ge=0.1)
+    """Seconds between two looks."""
 
 
 class StreamSettings(Settings):

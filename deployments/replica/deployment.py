@@ -32,6 +32,7 @@ from deployments.replica.kv_fetch.exchange import KVExchange, check_transport
 from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.replica.load import DrainRate, LoadReporter, WorkMeter
 from deployments.replica.metrics import EngineMetrics
+from deployments.replica.notices import NoticeWatcher
 from deployments.replica.ranks import load_engine
 from deployments.replica.settings import ReplicaSettings
 from deployments.replica.warm_up import share_prefixes, warm_up
@@ -134,7 +135,9 @@ class EngineReplica:
             )
         self._calls: dict[str, _Call] = {}
         self._drain = DrainRate()
-        self.intake = Intake(self.engine, self._drain, is_stopping)
+        self.notices = NoticeWatcher(settings.drain, self.replica)
+        is_leaving = lambda: self.notices.is_leaving or is_stopping()  # noqa: E731
+        self.intake = Intake(self.engine, self._drain, is_leaving)
         self._work = WorkMeter(config.page_size, config.max_running, time.monotonic())
         metrics = Metrics(config.name, self.replica, "engine")
         self._metrics = EngineMetrics(metrics)
@@ -146,10 +149,11 @@ class EngineReplica:
             config.max_running,
             config.max_waiting,
             lambda: self._drain.finish_rate,
-            is_stopping,
+            is_leaving,
             partial(_load_rates, self.engine),
             self._fetch_rate,
             lambda: self.engine.loop.failing,
+            lambda: self.notices.seconds_left,
         )
         self.wire = WireServer(
             host,
@@ -170,6 +174,7 @@ class EngineReplica:
         )
         self.intake.wire = self.wire
         self.wire.start()
+        self.notices.start()
         self._beat = Beat(settings.health.beat_directory, self.replica)
         self._garbage = GarbagePauses()
         self._hub = hub
@@ -244,6 +249,7 @@ class EngineReplica:
             self.kv_events.close()
         if self._pusher is not None:
             self._pusher.stop()
+        self.notices.close()
         self._garbage.close()
         self._beat.clear()
         self.intake.close()
@@ -346,6 +352,7 @@ class EngineReplica:
         self._metrics.on_evicted(self.engine.cache.page_ages.drain())
         if self.kv_events is not None:
             self._metrics.on_kv_events(self.kv_events.counts.copy())
+        self._metrics.on_notices(self.notices.counts.copy())
         metrics.set("engine_up", float(self.engine.loop.failure is None))
         utilization = gpu_utilization(str(getattr(self.engine.runner, "device", "none")))
         if utilization is not None:

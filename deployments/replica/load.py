@@ -44,13 +44,16 @@ class LoadReporter:
         load_rates: Callable[[], tuple[float, ...]] = lambda: (),
         fetch_rate: Callable[[], float] = lambda: 0.0,
         failing: Callable[[], str] = lambda: "",
+        seconds_left: Callable[[], float | None] = lambda: None,
     ) -> None:
         """`max_running` requests fill the batch, `max_waiting` the queue; `clock` is the engine's.
 
         `load_rates` returns the tokens/s that each tier below the device gives back, the fastest first, and
         `fetch_rate` those that come from another replica, 0 if none do. `failing` returns why the engine
-        computes nothing, "" while it is healthy.
+        computes nothing, "" while it is healthy. `seconds_left` returns the seconds until its machine
+        ends, where that was announced.
         """
+        self._seconds_left = seconds_left
         self._load_rates, self._fetch_rate = load_rates, fetch_rate
         self._max_running, self._finish_rate = max_running, finish_rate
         self._is_draining, self._failing = is_draining, failing
@@ -97,6 +100,7 @@ class LoadReporter:
             num_deferrable=load.num_deferrable,
             deferrable_prefill_tokens=load.deferrable_prefill_tokens,
             requests_of=load.requests_of,
+            seconds_left=self._seconds_left(),
         )
 
     def _decayed(self) -> float:

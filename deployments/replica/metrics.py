@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from operator import add
 
 from cache.figures.page_ages import EvictedPage
+from deployments.replica.notice_sources import SourceName
 from engine.grammar.compiler import Compiler
 from engine.program.precompute import Precomputed
 from engine.program.self_test import FailureCause
@@ -89,6 +90,11 @@ class EngineMetrics:
             self._metrics.count_to("kv_event_blocks_total", counts[event], event=event)
         for outcome in ("buffered", "snapshot", "malformed", "broken_off"):
             self._metrics.count_to("kv_event_replays_total", counts[outcome], outcome=outcome)
+
+    def on_notices(self, counts: Mapping[SourceName, int]) -> None:
+        """Set the number of notices that this replica's machine ends; called before each snapshot."""
+        for source, count in counts.items():
+            self._metrics.count_to("notices_total", count, source=source)
 
     def on_lent(self, num_pages: int, page_bytes: int) -> None:
         """Set how many pages other replicas have fetched; called before each snapshot."""

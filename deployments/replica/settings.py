@@ -9,6 +9,7 @@ from deployments.config.kv_events import KvEventSettings
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import (
     ChatSettings,
+    DrainSettings,
     HealthSettings,
     MetricsSettings,
     StreamSettings,
@@ -31,6 +32,7 @@ class ReplicaSettings:
     """Ranks of a replica of each engine deployment, with which these are counted again when a replica starts."""
     health: HealthSettings = field(default_factory=HealthSettings)
     streams: StreamSettings = field(default_factory=StreamSettings)
+    drain: DrainSettings = field(default_factory=DrainSettings)
     wire: WireSettings = field(default_factory=WireSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)

@@ -42,6 +42,8 @@ class HotPrefix:
     """
     source: tuple[KVAddress, int] | None = None
     """Where its KV can be fetched, and how many of its tokens are there; None if no replica lends it."""
+    elsewhere: int = 0
+    """Leading tokens that are not lost with the replica that holds it, as another one holds them, too."""
 
     @property
     def tokens_per_s(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from cache.node import Namespace
@@ -46,19 +46,19 @@ class WorthHolding:
         prefixes = self._top(max_tokens)
         return [self._with_source(prefix) for prefix in prefixes] if self._fleet.lenders() else prefixes
 
-    def only_held_by(self, replica: str, max_tokens: int) -> list[HotPrefix]:
-        """Return those of which a replica holds more than any other of the fleet, cut where its part ends, the
-        most valuable first: of the top `max_tokens` tokens. O(tokens).
+    def only_held_by(self, replica: str, max_tokens: int) -> Iterator[HotPrefix]:
+        """Yield those of which a replica holds more than any other that stays, cut where its part ends: of the
+        top `max_tokens` tokens. Each step is O(tokens of a prefix).
         """
-        others, alone = self._fleet.names() - {replica}, []
+        others = self._fleet.names() - self._fleet.draining() - {replica}
         for prefix in self._top(max_tokens):
             chain = self._chain(prefix)
             with self._lock:
                 overlap = self._overlap(chain)
                 held = overlap.get(replica, 0)
-                if held > overlap.most_among(others):
-                    alone.append(replace(prefix, token_ids=prefix.token_ids[:held]))
-        return alone
+                elsewhere = overlap.most_among(others)
+            if held > elsewhere:
+                yield replace(prefix, token_ids=prefix.token_ids[:held], elsewhere=elsewhere)
 
     def _top(self, max_tokens: int) -> list[HotPrefix]:
         with self._lock:

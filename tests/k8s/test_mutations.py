@@ -262,6 +262,24 @@ MISTAKES = [
     Mistake(
         "Ray's default drain", "time_to_drain", lambda m: container(m, ENGINE).pop("env"), says="drain_timeout_s"
     ),
+    Mistake(
+        "a notice that the engine does not look for",
+        "notices",
+        args(lambda a: a["drain"].update(notice="/tmp/notice")),
+        says="/tmp/notice",
+    ),
+    Mistake(
+        "no notice",
+        "notices",
+        lambda m: container(m, ENGINE).update(lifecycle={"preStop": {"sleep": {"seconds": 5}}}),
+    ),
+    Mistake(
+        "a notice that promises more than the pod's time",
+        "notices",
+        args(lambda a: a["drain"].update(grace_s=3600)),
+        CPUS,
+        says="3600",
+    ),
     Mistake("no readiness probe", "probes", lambda m: container(m, ENGINE).pop("readinessProbe")),
     Mistake("no probe of the ingress", "probes", lambda m: container(m, INGRESS).pop("readinessProbe")),
     Mistake(

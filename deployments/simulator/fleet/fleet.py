@@ -5,21 +5,25 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cache.prefix_hash import block_hashes, prefix_root
 from deployments.simulator.fleet.arrivals import Arrivals, arrivals
+from deployments.simulator.fleet.departures import Departure, Figures, as_requests
 from deployments.simulator.fleet.fetches import Fetches
 from deployments.simulator.fleet.files import FileTier
 from deployments.simulator.fleet.handovers import Handovers
 from deployments.simulator.fleet.ingress import CacheNews, FileNews, KnownReplica, SimulatedIngress
 from deployments.simulator.fleet.replica import NAMESPACE, Job, SimulatedReplica
 from deployments.simulator.fleet.result import Result, summarise
-from deployments.simulator.fleet.scenario import Scenario
+from deployments.simulator.fleet.scenario import AnnouncedEnd, Scenario
 from deployments.simulator.fleet.trace import Trace, TraceRequest
 from router.cost import REUSE_S
+from router.fetch.fetching import Source
+from router.fetch.hot_prefixes import HotPrefix, HotPrefixes
+from router.fetch.worth_moving import NUM_AT_ONCE
 from router.policies import Policy
 
 Action = Callable[[float], None]
@@ -78,6 +82,12 @@ class SimulatedFleet:
             self._fetches.links, block_tokens * scenario.tiers.kv_bytes_per_token, scenario.tiers.peer_latency_s,
             self._fetched, self.submit,
         )  # fmt: skip
+        self._departures: dict[str, Departure] = {}
+        self._is_departing = False
+        self._coming: list[tuple[Job, str, int]] = []
+        self._received: dict[int, str] = {}  # blocks that were handed over and not used since, and where they are
+        self.figures = Figures()
+        self._hot = HotPrefixes(1, half_life_s=2 * reuse_s)
         self._next_transfer = math.inf
         self._parked: list[Job] = []
         self._heap: list[tuple[float, int, Action]] = []
@@ -92,11 +102,15 @@ class SimulatedFleet:
         jobs = []
         for kill in self._scenario.kills:
             self.at(kill.time, partial(self._kill, kill.replica))
+        for notice in self._scenario.notices:
+            self.at(notice.time, partial(self._announce, notice))
         for time, request in zip(offered.times, offered.requests, strict=True):
             self.run_until(time)
             job = self.new_job(request, rng.randrange(len(self._ingresses)), time)
             jobs.append(job)
             if self.fits(job):
+                if self._scenario.notices:
+                    self._hot.record(NAMESPACE, request.blocks, job.chain, time)
                 self.submit(job, time)
         self.run_until(math.inf)
         return jobs
@@ -125,6 +139,7 @@ class SimulatedFleet:
             place.next_work = math.inf
             for job in place.replica.advance(now):
                 self._ingresses[job.ingress].finish(job, place.replica.name)
+                self._count_used(job, place.replica.name)
             self._changed(index, now)
             self._on_change(now)
 
@@ -144,6 +159,7 @@ class SimulatedFleet:
             receiver = self._places[self._index[job.decodes_at or ""]]
             self._handovers.begin(job, place.replica, receiver.replica if receiver.member.is_alive else None, now)
         self._handovers.retry(place.replica, now)
+        self._hand_over(now)
         self._plan_transfers()
 
     # Transfers
@@ -260,6 +276,103 @@ class SimulatedFleet:
     def replica(self, index: int) -> SimulatedReplica:
         """Return a replica by its number."""
         return self._places[index].replica
+
+    # Announced ends
+
+    def _announce(self, notice: AnnouncedEnd, now: float) -> None:
+        """Have a replica take no new requests and hand over what it has, until its machine ends."""
+        place, scenario = self._places[notice.replica], self._scenario
+        if not place.member.is_serving:
+            return
+        place.member.is_draining = True
+        name, tiers, seed = place.replica.name, scenario.tiers, f"{scenario.seed}/{notice.time}"
+        rate = (tiers.peer_bandwidth or 1.0) / tiers.kv_bytes_per_token / NUM_AT_ONCE
+        alone = self._only_held_by(name, now)
+        prefixes = as_requests(alone, self._chain, self._block_tokens, rate, self._reuse_s, now)
+        finish_rate, ends_at = place.replica.num_finished / max(now, 1.0), now + notice.grace_s
+        self._departures[name] = Departure(
+            place.replica, ends_at, scenario.hand_over, prefixes, rate, random.Random(seed), finish_rate
+        )
+        self.at(ends_at, partial(self._end, notice.replica))
+        self._changed(notice.replica, now)
+
+    def _only_held_by(self, replica: str, now: float) -> list[HotPrefix]:
+        """Return what is lost with a replica, as `WorthHolding` in the router does."""
+        ingress, alone = self._informed(0, now), []
+        others = [place.member.name for place in self._known if place.member.is_serving]
+        for prefix in self._hot.top(self._scenario.keep_tokens // self._block_tokens, now):
+            blocks = tuple(prefix.token_ids)
+            held = ingress.held_blocks(self._chain(blocks), now)
+            elsewhere = max((held.get(name, 0) for name in others), default=0)
+            if held.get(replica, 0) > elsewhere:
+                alone.append(replace(prefix, token_ids=prefix.token_ids[: held[replica]], elsewhere=elsewhere))
+        return alone
+
+    def _chain(self, blocks: Sequence[int]) -> tuple[int, ...]:
+        return tuple(block_hashes(blocks, self._root, 1))
+
+    def _hand_over(self, now: float) -> None:
+        """Begin the transfers of leaving replicas for which there is room."""
+        if not self._departures or self._is_departing:
+            return
+        if not any(place.member.is_serving for place in self._known):
+            return
+        self._is_departing = True
+        self._take_in()
+        for departure in self._departures.values():
+            sender = departure.replica
+            departure.begin(
+                now,
+                lambda job: job.fetching is not None or self._handovers.is_open(job),
+                partial(self._move_stream, sender, now),
+                partial(self._move_prefix, sender, now),
+            )
+        self._is_departing = False
+
+    def _move_stream(self, sender: SimulatedReplica, now: float, job: Job) -> None:
+        sender.send_away(job, now)
+        job.decodes_at = self._receiver(job, now).name
+        self.figures.num_streams += 1
+        self.figures.stream_tokens += job.num_tokens
+        self._handovers.begin(job, sender, self._places[self._index[job.decodes_at]].replica, now)
+        self._changed(self._index[sender.name], now)
+
+    def _move_prefix(self, sender: SimulatedReplica, now: float, job: Job) -> None:
+        receiver = self._receiver(job, now)
+        first = receiver.held_blocks(job)
+        self._fetches.begin(job, receiver, Source(sender.name, job.num_tokens, 1.0, 0.0), now)
+        if job.fetching is not None:
+            self._coming.append((job, receiver.name, first))
+        self._changed(self._index[receiver.name], now)
+
+    def _take_in(self) -> None:
+        """Count the prefixes that have arrived."""
+        for job, receiver, first in self._coming:
+            if job.fetching is None and job.peer_tokens:
+                self.figures.prefix_tokens += job.peer_tokens
+                self._received.update(dict.fromkeys(job.chain[first : job.num_coming], receiver))
+        self._coming = [each for each in self._coming if each[0].fetching is not None]
+
+    def _receiver(self, job: Job, now: float) -> SimulatedReplica:
+        decision, _ = self._informed(job.ingress, now).place(job, [each.member for each in self._known], now)
+        return self._places[self._index[decision.order[0]]].replica
+
+    def _count_used(self, job: Job, replica: str) -> None:
+        """Count the blocks of a prompt that its replica had because they were handed over."""
+        num_found = (job.hit_tokens or 0) // self._block_tokens
+        for number, block in enumerate(job.chain if self._received else ()):
+            if (receiver := self._received.pop(block, None)) is not None:
+                self.figures.used_tokens += self._block_tokens * (number < num_found and receiver == replica)
+
+    def _end(self, index: int, now: float) -> None:
+        """End a replica whose time is up."""
+        place = self._places[index]
+        del self._departures[place.replica.name]
+        place.member.is_draining = False
+        for job in place.replica.decoding(now):
+            self.figures.num_lost += 1
+            self.figures.lost_tokens += job.num_tokens
+        self._kill(index, now)
 
     # Failures
 

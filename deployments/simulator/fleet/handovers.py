@@ -52,6 +52,10 @@ class Handovers:
         self._open.append(_Handover(job, sender, receiver, lease))
         self.retry(receiver, now)
 
+    def is_open(self, job: Job) -> bool:
+        """Whether a request is between two replicas."""
+        return any(handover.job is job for handover in self._open)
+
     def retry(self, receiver: SimulatedReplica, now: float) -> None:
         """Begin the transfers that a replica has room for, in the order in which they came."""
         for handover in [each for each in self._open if each.receiver is receiver and not each.is_moving]:

@@ -110,6 +110,10 @@ class SimulatedIngress:
         self._index.expect(chosen, job.chain, now)
         return decision, None if fetch is None else fetch.source
 
+    def held_blocks(self, chain: Sequence[int], now: float) -> Mapping[str, int]:
+        """Return how many blocks of a prompt each replica holds."""
+        return dict(self._index.match(chain, now))
+
     def finish(self, job: Job, replica: str) -> None:
         """Report to a policy with its own count of requests that one has ended at a replica."""
         if (finished := getattr(self._policy, "finished", None)) is not None:

@@ -104,6 +104,8 @@ class SimulatedReplica:
         self._block_tokens = block_tokens
         self._num_transfers = 0
         self._leaving: list[Job] = []  # they have a first token, and are decoded elsewhere
+        self.num_finished = 0
+        """Requests that have ended here."""
         self._num_sending = 0  # those whose KV is still here
         self._waiting: deque[Job] = deque()
         self._waiting_tokens = 0.0
@@ -158,11 +160,9 @@ class SimulatedReplica:
 
     def lose(self, now: float) -> list[Job]:
         """Let the replica die; return its unfinished requests, each with the number of tokens its client has."""
-        self._move_position(now)
+        self.decoding(now)
         lost = [*self._waiting, *([self._prefilling] if self._prefilling else ())]
-        for ends, _, job in sorted(self._decoding, key=lambda entry: entry[1]):
-            job.emitted = max(job.emitted, int(job.request.num_output - (ends - self._position)))
-            lost.append(job)
+        lost += [job for _, _, job in sorted(self._decoding, key=lambda entry: entry[1])]
         for job in lost:
             job.lease = job.fetching = None
             job.moves += 1
@@ -174,6 +174,13 @@ class SimulatedReplica:
     def is_idle(self) -> bool:
         """Whether it has no request."""
         return self._prefilling is None and not (self._waiting or self._decoding or self._num_sending)
+
+    def decoding(self, now: float) -> list[Job]:
+        """Return the requests that decode here, each with the number of tokens its client has."""
+        self._move_position(now)
+        for ends, _, job in self._decoding:
+            job.emitted = max(job.emitted, int(job.request.num_output - (ends - self._position)))
+        return [job for _, _, job in self._decoding]
 
     def prefilled_tokens(self, now: float) -> float:
         """Return the prompt tokens computed since the start."""
@@ -287,6 +294,13 @@ class SimulatedReplica:
         leaving, self._leaving = self._leaving, []
         return leaving
 
+    def send_away(self, job: Job, now: float) -> None:
+        """Stop decoding a request, whose KV stays here until it is `sent`."""
+        self._move_position(now)
+        self._decoding = [entry for entry in self._decoding if entry[2] is not job]
+        heapq.heapify(self._decoding)
+        self._num_sending += 1
+
     def sent(self, lease: Lease, now: float) -> None:
         """Note that a request's KV is no longer needed here: it has arrived, or never will."""
         self._cache.finish(lease, (), now)
@@ -354,6 +368,7 @@ class SimulatedReplica:
         assert job.lease is not None
         self._cache.finish(job.lease, (), now)
         job.lease = None
+        self.num_finished += 1
 
     def _next_finish(self) -> float:
         if not self._decoding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from deployments.simulator.fleet.roles import Roles
 from deployments.simulator.fleet.service import ServiceModel
@@ -28,6 +29,22 @@ class Kill:
         return cls(int(found[1]), float(found[2]))
 
 
+HandOver = Literal["nothing", "arbitrary", "worth"]
+"""A replica hands over nothing, or streams and prefixes in an arbitrary order, or by their worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncedEnd:
+    """A replica's machine announces its end: it takes no new requests, and dies when the time is up."""
+
+    replica: int
+    """0 is the first."""
+    time: float
+    """Seconds after the first arrival."""
+    grace_s: float
+    """Seconds from the notice to the end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """Settings of one run, except the trace and the policy."""
@@ -48,6 +65,10 @@ class Scenario:
     roles: Roles | None = None
     """Which replicas compute prompts, and which decode; None: all do both."""
     kills: tuple[Kill, ...] = ()
+    notices: tuple[AnnouncedEnd, ...] = ()
+    hand_over: HandOver = "worth"
+    keep_tokens: int = 65_536
+    """Tokens of the most used prefixes, of which a replica hands over its own: `engines.kv_fetch.keep_tokens`."""
     restart_s: float = 30.0
     """Seconds from a replica's death until it serves again, empty."""
     seed: int = 0
@@ -71,7 +92,10 @@ class Scenario:
                 raise ValueError(f"{name} must be at least 0 s, got {getattr(self, name)}")
         if self.roles is not None:
             self.roles.check(self.num_replicas, self.tiers.peer_bandwidth is not None)
-        for kill in self.kills:
+        if self.notices and self.hand_over != "nothing" and self.tiers.peer_bandwidth is None:
+            raise ValueError("a hand-over moves KV between replicas: give tiers.peer_bandwidth")
+        ends: tuple[Kill | AnnouncedEnd, ...] = (*self.kills, *self.notices)
+        for kill in ends:
             if kill.replica >= self.num_replicas:
                 raise ValueError(
                     f"there is no replica {kill.replica} to kill: the fleet has {self.num_replicas}, from 0"

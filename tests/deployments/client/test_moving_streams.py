@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +12,12 @@ import pytest
 from deployments.client.protocol import GenerateRequest
 from deployments.config.kv_fetch import KvFetchSettings
 from engine.loading.load_model import load_model
-from engine.program.engine import LoadedRunner
 from engine.settings.config import EngineConfig
 from engine.values.beam_search import BeamParams
-from engine.values.plan import Step, StepPlan, StepResult, StepUnderway
 from engine.values.sampling_params import SamplingParams
 from monitoring.metrics import Metrics
 from router.placer import Placer, PlacerSettings
+from tests.deployments.support.held_runner import HeldRunner
 from tests.deployments.support.in_process_engines import (
     ClientAndEngines,
     InProcessEngines,
@@ -31,30 +29,6 @@ from tests.support.metric_values import observations_of
 
 PROMPT = random.Random(0).choices(range(300), k=100)
 NUM_TOKENS = 60
-
-
-class HeldRunner:
-    """A runner whose steps wait while `gate` is clear, from the one after `num_free` on."""
-
-    def __init__(self, runner: LoadedRunner) -> None:
-        self._runner = runner
-        self.gate = threading.Event()
-        self.gate.set()
-        self.num_free = 10**9
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-    def prepare(self, plan: StepPlan) -> Step:
-        step = self._runner.prepare(plan)
-
-        def run() -> StepResult | StepUnderway:
-            self.num_free -= 1
-            if self.num_free < 0:
-                self.gate.wait()
-            return step()
-
-        return run
 
 
 class RolePlacer(Placer):

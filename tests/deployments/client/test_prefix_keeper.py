@@ -74,7 +74,7 @@ async def shared_at_one(client: RemoteEngines) -> tuple[int, int]:
     asked = [await ask(client, f"q{number}", [*SHARED, *[number] * 8]) for number in range(3)]
     assert len({replica for replica, _ in asked}) == 1
     holder = int(asked[0][0][1:])
-    await until(lambda: len(client.placer.only_held_by(f"r{holder}")) == 1 and client.num_streams == 0)
+    await until(lambda: len(list(client.placer.only_held_by(f"r{holder}"))) == 1 and client.num_streams == 0)
     return holder, 1 - holder
 
 
@@ -116,7 +116,7 @@ def test_prefixes_that_others_hold_or_that_only_one_prompt_used_are_not_fetched(
         async with two_engines() as (client, engines):
             holder, other = await shared_at_one(client)
             engines.replicas[holder].engine.loop.empty_cache().result()
-            await until(lambda: not client.placer.only_held_by(f"r{holder}"))
+            await until(lambda: not list(client.placer.only_held_by(f"r{holder}")))
             await ask(client, "own", list(range(100, 148)))
             engines.stopping.update({"r0", "r1"})
             await until(lambda: client.fleet.count_by_state()["draining"] == 2)

@@ -58,6 +58,7 @@ def test_an_engines_record_becomes_its_metrics() -> None:
         )
     )
     engine.on_lent(7, 100)
+    engine.on_notices({"aws": 2})
     engine.on_kv_events(Counter(stored=7, removed=4, snapshot=2))
     values, counts = observations_of(metrics)
     assert values["engine_stage_seconds_total"] == pytest.approx(
@@ -77,6 +78,7 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     assert values["kv_transfer_pages_total"] == moved
     assert values["kv_transfer_bytes_total"] == {key: 100 * pages for key, pages in moved.items()}
     assert values["kv_transfer_failed_pages_total"] == {("file",): 1, ("peer",): 4}
+    assert values["notices_total"] == {("file",): 0, ("url",): 0, ("aws",): 2, ("gcp",): 0, ("azure",): 0}
     assert values["kv_saved_seconds"] == {("host",): 1.5}
     assert values["kv_event_blocks_total"] == {("stored",): 7, ("removed",): 4}
     assert values["kv_event_replays_total"][("snapshot",)] == 2

@@ -16,7 +16,7 @@ from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.replica_watch import Watcher
 from deployments.config.kv_fetch import KvFetchSettings
-from deployments.config.settings import HealthSettings, StreamSettings
+from deployments.config.settings import DrainSettings, HealthSettings, StreamSettings
 from deployments.replica.deployment import EngineReplica
 from deployments.replica.settings import ReplicaSettings
 from deployments.wire.server import WireTimings
@@ -129,11 +129,12 @@ class InProcessEngines:
         kv_fetch: KvFetchSettings | None = None,
         roles: Sequence[Role] = (),
         streams: StreamSettings | None = None,
+        drain: Callable[[str], DrainSettings] = lambda _: DrainSettings(),
         **config: Any,
     ) -> None:
         """`load` makes real runners for them; `shared` are prefixes that they compute for all salts; `kv_fetch`
         says how they fetch KV from each other, if they have the memory for it; `roles`, what each one does, if not
-        all; `streams`, how long resumable streams are kept.
+        all; `streams`, how long resumable streams are kept; `drain`, where each finds notices of its end.
         """
         health = HealthSettings(stall_timeout_s=0.5, heartbeat_s=wire.heartbeat_s)
         kept = streams or StreamSettings()
@@ -147,7 +148,7 @@ class InProcessEngines:
         self.replicas = [
             EngineReplica(
                 engine_config,
-                replace(settings, role=roles[number] if roles else None),
+                replace(settings, role=roles[number] if roles else None, drain=drain(f"r{number}")),
                 None,
                 _engine_with(runner, shared),
                 _located(f"r{number}"),

@@ -21,6 +21,7 @@ from tests.k8s.support.wiring_checks import ray_pods
 from tests.support.bound_deployments import deployments_of
 
 DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+_HOOK_S = 5
 _SUFFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "m": 1e-3}
 
 
@@ -33,7 +34,7 @@ def time_to_drain(manifests: Manifests) -> Iterator[str]:
     ]
     for pod in manifests.workers:
         container = pod.spec["containers"][0]
-        hook = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        hook = _hook_seconds(container)
         if hook < 5:
             yield f"{pod.name}: no preStop hook that waits until the Service has dropped the pod"
         times = (
@@ -49,6 +50,29 @@ def time_to_drain(manifests: Manifests) -> Iterator[str]:
         for name, sooner, later in times:
             if sooner >= later:
                 yield f"{pod.name}: {name} ({sooner} s) is not shorter than what must outlast it ({later} s)"
+
+
+@check
+def notices(manifests: Manifests) -> Iterator[str]:
+    """Before an engine's pod ends, its hook makes the file that `drain.notice` names, and the pod has the time."""
+    drain = app_args(manifests).drain
+    for pod in manifests.workers:
+        words = (
+            pod.spec["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
+        )
+        if pod.name == "engine" and words != ["sh", "-c", f"touch {drain.notice}; sleep {_HOOK_S}"]:
+            yield f"engine: its preStop hook, {words}, does not make the file of drain.notice, {drain.notice}"
+        grace_s = pod.spec["terminationGracePeriodSeconds"]
+        if pod.name == "engine" and drain.grace_s >= grace_s:
+            yield f"engine: drain.grace_s is {drain.grace_s:g}, but its pod ends after {grace_s} s"
+
+
+def _hook_seconds(container: Doc) -> int:
+    """Seconds that a container waits before SIGTERM."""
+    hook = container.get("lifecycle", {}).get("preStop", {})
+    words = hook.get("exec", {}).get("command", [""])
+    slept = re.search(r"; sleep (\d+)$", words[-1])
+    return int(slept[1]) if slept else int(hook.get("sleep", {}).get("seconds", 0))
 
 
 def _drain_seconds(container: Doc) -> float:
