@@ -7,7 +7,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from deployments.client.protocol import FleetHealth, GenerateRequest, Generation, ReplicaHealth
+from deployments.client.protocol import (
+    FleetHealth,
+    FoundPart,
+    FoundStream,
+    GenerateRequest,
+    Generation,
+    ReplicaHealth,
+)
 from deployments.control.cluster import Cluster, ClusterModel
 from deployments.control.controller_client import AppView, ControllerUnavailable, DeploymentView, ReplicaView
 
@@ -42,6 +49,12 @@ class HealthOnlyClient:
         return FleetHealth("healthy", 1, self._replicas)
 
     async def generate(self, request: GenerateRequest) -> Generation:
+        raise NotImplementedError
+
+    async def find(self, name: str) -> FoundStream | None:
+        raise NotImplementedError
+
+    async def adopt(self, request: GenerateRequest, found: FoundPart) -> Generation:
         raise NotImplementedError
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:

@@ -7,7 +7,15 @@ from collections.abc import AsyncIterator, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from deployments.client.protocol import FleetHealth, GenerateRequest, ReplicaHealth, Turn
+from deployments.client.protocol import (
+    FleetHealth,
+    FoundPart,
+    FoundStream,
+    GenerateRequest,
+    Generation,
+    ReplicaHealth,
+    Turn,
+)
 from deployments.client.timeline import Timeline
 from engine.values.sampling_params import SamplingParams
 from engine.values.stream_delta import StreamDelta
@@ -94,6 +102,12 @@ class VirtualFleet:
         self.open += 1
         return VirtualGeneration(self, replica, request, turn)
 
+    async def find(self, name: str) -> FoundStream | None:
+        return None
+
+    async def adopt(self, request: GenerateRequest, found: FoundPart) -> Generation:
+        raise AssertionError("it keeps no streams")
+
     def decisions(self, limit: int) -> list[dict[str, Any]]:
         return []
 
@@ -152,6 +166,12 @@ class ObservedFleet:
     async def health(self) -> FleetHealth:
         return await self._fleet.health()
 
+    async def find(self, name: str) -> FoundStream | None:
+        return None
+
+    async def adopt(self, request: GenerateRequest, found: FoundPart) -> Generation:
+        raise AssertionError("it keeps no streams")
+
     def decisions(self, limit: int) -> list[dict[str, Any]]:
         return []
 
@@ -196,6 +216,9 @@ class VirtualGeneration:
 
     def explain(self) -> dict[str, Any] | None:
         return None
+
+    async def detach(self) -> None:
+        await self.aclose()
 
     async def aclose(self) -> None:
         if not self._is_over:
