@@ -132,6 +132,7 @@ def bind_engines(
         kv_fetch=model.engines.kv_fetch,
         cpu_policy=args.cpu_policy,
     )
+    engine = model.engine if model.version is None else replace(model.engine, served_name=model.label)
     options = _options(args, model.engines, model.gpus_per_rank, model.engine.tensor_parallel_size)
     if model.engine.tensor_parallel_size > 1:
         options["placement_group_bundles"] = bundles(model.engine, options["ray_actor_options"])
@@ -143,7 +144,7 @@ def bind_engines(
             request_router_config=router,
             **options,
             **_size(pool, model.load_at_start),
-        ).bind(model.engine, replace(settings, role=pool.role), hub, engine_factory)
+        ).bind(engine, replace(settings, role=pool.role), hub, engine_factory)
         for deployment, pool in model.deployments(name).items()
     }
 

@@ -17,6 +17,7 @@ from deployments.api.application.live_api import LiveApi
 from deployments.api.http.access import AccessControl
 from deployments.api.record.request_record import Listener
 from deployments.api.responses.kept import KeptResponses
+from deployments.api.served.versions import Versions
 from deployments.api.service.api_service import ApiService
 from deployments.batch.batch_worker import BatchWorker
 from deployments.batch.prompts import Answer, Prompt
@@ -103,6 +104,7 @@ class Ingress:
             hub, name, lambda: [link.prefix_report() for link in self._links], args.warm_up.tell_period_s
         )
         self._keeper = MetricsKeeper(hub, name)
+        self._versions = {plan.model: Versions(plan) for plan in args.versions}
         self._keys = KeyRing(args.tenants, args.admin_key_hash)
         self._access = AccessControl(
             self._keys,
@@ -250,6 +252,7 @@ class Ingress:
         service = ApiService(
             models=self._models,
             metrics_text=self._keeper.read_page,
+            versions=self._versions,
             limits=args.limits,
             access=self._access,
             metrics=self._metrics,

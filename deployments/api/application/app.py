@@ -53,7 +53,7 @@ from deployments.api.http.origins import Origins
 from deployments.api.http.route_table import RouteTable
 from deployments.api.http.scopes import address_of, header, is_deferrable, request_id
 from deployments.api.http.spelling import Spelling
-from deployments.api.http.transport import Envelope, json_response, name_ignored, until_disconnect
+from deployments.api.http.transport import Envelope, json_response, name_ignored, name_version, until_disconnect
 from deployments.api.http.unread import Readers
 from deployments.api.http.wrong_path import on_http_error
 from deployments.api.pooling.endpoints import POOLED, PooledKind
@@ -77,6 +77,7 @@ from deployments.api.routes.tokenizer import add_tokenizer_route
 from deployments.api.served.context_room import check_in_context
 from deployments.api.served.served_model import ServedModel
 from deployments.api.service.api_service import ApiService
+from deployments.api.service.session_version import version_for
 from deployments.api.service.workroom import Workroom
 from deployments.api.streams.asked import AskedStream, asked_stream
 from deployments.api.streams.position import wrong_id
@@ -231,7 +232,8 @@ class _Endpoints:
         if job is None:
             return await self._generate(request, record, plan)
         record.metrics.count_to(job.plan.served.metrics)
-        record.model = job.plan.served.card.id
+        record.model = job.plan.served.name
+        name_version(request.scope, job.plan.served.version)
         return await self._generate(request, record, job.planned, job.ticket, job.stream)
 
     async def input_tokens(self, request: Request) -> Response:
@@ -336,11 +338,11 @@ class _Endpoints:
                 stream.in_background, stream.detached_s = True, settings.max_detached_s
             if body.text:
                 stream.keep(request.scope, body.text, settings)
-        asked = body.fields.get("model")
-        served = self._service.find(asked if isinstance(asked, str) else None)
+        served = await version_for(self._service, request, body.fields, stream)
+        name_version(request.scope, served.version)
         if record is not None:
             record.metrics.count_to(served.metrics)
-            record.model = served.card.id
+            record.model = served.name
         work = partial(parse, body.fields, self._service.limits)
         asked_for, ignored = await off_loop(work) if body.is_large else work()
         if ignored:
