@@ -89,7 +89,7 @@ def build_with(args: AppArgs, engine_factory: EngineFactory) -> Application:
         ray_actor_options={"num_cpus": 0},
         user_config={},
         logging_config={"enable_access_log": False} | (serve_logging(args.logging) or {}),
-    ).bind(args.ingresses.count, args.metrics, deployed_ingresses)
+    ).bind(args.ingresses.count, args.metrics, deployed_ingresses, args.versions)
     engines: dict[str, Application] = {}
     for name, model in args.served.items():
         engines |= bind_engines(args, model, hub, name, engine_factory)

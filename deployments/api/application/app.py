@@ -70,6 +70,7 @@ from deployments.api.responses.protocol import InputTokensRequest, ResponsesRequ
 from deployments.api.routes.cluster import add_cluster_routes
 from deployments.api.routes.kept import add_kept_routes
 from deployments.api.routes.lifecycle import add_model_routes
+from deployments.api.routes.rollouts import add_rollout_routes
 from deployments.api.routes.router import add_router_routes
 from deployments.api.routes.server import add_server_routes
 from deployments.api.routes.streams import add_stream_routes
@@ -158,6 +159,8 @@ def _route_table(service: ApiService, endpoints: _Endpoints) -> RouteTable:
         add_tokenizer_route(table, service)
     if service.cluster is not None:
         add_cluster_routes(table, service.cluster, service.admin_key_hash, service.version)
+    if service.rollouts is not None:
+        add_rollout_routes(table, service, service.rollouts)
     add_document_routes(table, service)
     return table
 

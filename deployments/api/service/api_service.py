@@ -13,6 +13,7 @@ from deployments.api.responses.kept import KeptResponses
 from deployments.api.served.served_model import ServedModel
 from deployments.api.served.versions import Versions
 from deployments.batch.spool import Spool
+from deployments.client.protocol import RolloutControl
 from deployments.config.limits import Limits
 from deployments.config.settings import SloSettings, StreamSettings
 from deployments.config.version import raydix_version
@@ -63,6 +64,8 @@ class ApiService:
     """Whether there is /tokenizer_info."""
     versions: Mapping[str, Versions] = field(default_factory=dict)
     """The models that have versions, by their names in requests."""
+    rollouts: RolloutControl | None = None
+    """Reports and controls rollouts of versions; None if this service has none that decides them."""
     cluster: ClusterSource | None = None
     """Reports the cluster's state; None if this service has no cluster."""
 
