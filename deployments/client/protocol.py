@@ -380,7 +380,7 @@ class RolloutRefused(Exception):
 
 
 class RolloutControl(Protocol):
-    """Reports and controls rollouts. Its calls raise `Unavailable` while nobody who decides them answers."""
+    """Reports and controls rollouts. Its calls raise `Unavailable` while the hub does not answer."""
 
     async def report(self) -> list[dict[str, Any]]:
         """Return each model that has versions, with their weights and its rollout."""

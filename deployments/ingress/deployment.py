@@ -39,7 +39,7 @@ from deployments.ingress.model_link import ModelLink
 from deployments.ingress.opening import until_useful
 from deployments.ingress.prefix_reporter import PrefixReporter
 from deployments.ingress.roll_call import RollCall
-from deployments.ingress.rollouts import Rollouts
+from deployments.ingress.rollouts import RolloutFollower
 from deployments.telemetry.garbage import OFTEN, GarbagePauses
 from deployments.telemetry.line_file import LineFile
 from deployments.telemetry.live_level import LiveLevel
@@ -106,7 +106,7 @@ class Ingress:
         )
         self._keeper = MetricsKeeper(hub, name)
         self._versions = {plan.model: Versions(plan) for plan in args.versions}
-        self._rollouts = Rollouts(hub, args.versions, self._versions)
+        self._rollouts = RolloutFollower(hub, args.versions, self._versions)
         self._keys = KeyRing(args.tenants, args.admin_key_hash)
         self._access = AccessControl(
             self._keys,

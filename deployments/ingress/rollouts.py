@@ -24,7 +24,7 @@ TIMEOUT_S = 5.0
 """Seconds that the hub has to answer."""
 
 
-class Rollouts(Background):
+class RolloutFollower(Background):
     """Sets the weights of this ingress, and passes an operator's orders to the hub. `hub` is a `HubCalls`."""
 
     def __init__(self, hub: Any, plans: Sequence[VersionPlan], versions: Mapping[str, Versions]) -> None:

@@ -119,7 +119,7 @@ OPERATIONS: Mapping[str, EndpointAnswers] = {
     ),
     "GET /v1/cluster/status": _of(dict[str, Any]),
     "GET /v1/cluster/nodes": _of(reports.ListOfObjects),
-    "GET /v1/cluster/rollouts": _of(reports.Rollouts),
+    "GET /v1/cluster/rollouts": _of(reports.RolloutList),
     **{
         f"POST /v1/cluster/rollouts/{{model_id}}/{action}": _of(
             reports.VersionedModel, errors=(409, 429), is_admins=True

@@ -94,7 +94,7 @@ class EmptiedCaches(Struct):
     data: list[EmptiedCache]
 
 
-class Rollout(Struct):
+class RolloutReport(Struct):
     """The rollout of a new version."""
 
     version: str
@@ -108,7 +108,7 @@ class Rollout(Struct):
     """Seconds at this step; null where no step is held."""
     hold_s: float
     measured: dict[str, float | None] | None
-    """What `limits` bounds, since the step began; null for what was not observed."""
+    """The values that `limits` bounds, since the step began; null for one that was not observed."""
     num_requests: int | None
     """Requests that it has answered since the step began."""
     limits: dict[str, float]
@@ -124,10 +124,10 @@ class VersionedModel(Struct):
     model: str
     weights: dict[str, float]
     """The share of the sessions of each version, 0 to 1."""
-    rollout: Rollout | None
+    rollout: RolloutReport | None
 
 
-class Rollouts(Struct):
+class RolloutList(Struct):
     """The models that have versions."""
 
     object: Literal["list"]

@@ -15,10 +15,13 @@ from deployments.api.served.versions import Versions
 from deployments.config.versions import VersionPlan
 from monitoring.metrics import Metrics
 from tests.deployments.api.streams.conftest import EVENTS, adoptable, events_of
-from tests.deployments.api.test_models import ADMIN, CHAT, KEY, ScriptedSwitch
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
+from tests.deployments.support.scripted_switch import ScriptedSwitch
 from tests.support.metric_values import count_of
 
+KEY = "the key"
+ADMIN = {"authorization": f"Bearer {KEY}"}
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 ASK = {"model": "chat", "prompt": "a"}
 
 

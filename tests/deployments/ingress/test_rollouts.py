@@ -13,7 +13,7 @@ from deployments.config.versions import RolloutSettings, VersionPlan
 from deployments.hub.calls import PERIOD_S, HubCalls
 from deployments.hub.deployment import MetricsHub
 from deployments.hub.rollouts import LISTEN_S
-from deployments.ingress.rollouts import Rollouts
+from deployments.ingress.rollouts import RolloutFollower
 from monitoring.metrics import Metrics
 from tests.deployments.support.hub_handle import HubHandle
 from tests.deployments.support.virtual_time import now, run
@@ -29,7 +29,7 @@ class OneIngress:
 
     def __init__(self, hub: HubHandle, plan: VersionPlan = PLAN) -> None:
         self.versions = {plan.model: Versions(plan)}
-        self.rollouts = Rollouts(HubCalls(hub), [plan], self.versions)
+        self.rollouts = RolloutFollower(HubCalls(hub), [plan], self.versions)
 
     @property
     def weights(self) -> dict[str, float]:
