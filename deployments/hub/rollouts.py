@@ -190,7 +190,11 @@ class Rollouts:
         return self._states
 
     def report(self, now: float) -> list[dict[str, Any]]:
-        """Return each model that has versions, as /v1/cluster/rollouts shows it."""
+        """Return each model that has versions, as /v1/cluster/rollouts shows it.
+
+        Raises Unavailable while this hub does not know the states yet.
+        """
+        self._check_knows(now)
         return [self._report(plan, now) for plan in self._plans]
 
     def control(
@@ -203,10 +207,7 @@ class Rollouts:
         rollout = self._rollouts.get(model)
         if rollout is None:
             return None, self._states
-        if self._is_listening(now):
-            raise Unavailable(
-                "the metrics hub is new and still asks for the state of rollouts; try again in seconds"
-            )
+        self._check_knows(now)
         rollout.control(action, now)
         plan = next(plan for plan in self._plans if plan.model == model)
         return self._report(plan, now), self._states
@@ -238,6 +239,10 @@ class Rollouts:
             "weights": self._weights(plan),
             "rollout": None if rollout is None else rollout.report(now),
         }
+
+    def _check_knows(self, now: float) -> None:
+        if self._rollouts and self._is_listening(now):
+            raise Unavailable("the metrics hub is new and learns the state of rollouts; try again in seconds")
 
     def _is_listening(self, now: float) -> bool:
         return now - self._born < LISTEN_S

@@ -70,7 +70,8 @@ class Story:
     def report(self) -> dict[str, Any]:
         (of_model,) = self.rollouts.report(self.now)
         assert of_model["weights"] == pytest.approx(self.plan.weights_at(self.state.percent))
-        return of_model["rollout"]
+        rollout: dict[str, Any] = of_model["rollout"]
+        return rollout
 
 
 def test_a_good_version_gets_all_sessions_step_by_step() -> None:
@@ -189,8 +190,10 @@ def test_a_new_hub_resumes_from_what_ingresses_follow_and_holds_the_step_again()
     assert story.is_at == ("running", 50)
     story.replace_hub()
     assert story.rollouts.take((), story.now)[0].percent == 0  # to an ingress that follows nothing yet
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match="is new"):
         story.order("abort")
+    with pytest.raises(Unavailable, match="is new"):
+        story.rollouts.report(story.now)
     assert story.pass_s(1).is_at == ("running", 50)
     assert story.pass_s(58, requests=1).is_at == ("running", 50)
     assert story.pass_s(5, requests=1).is_at == ("running", 100)
@@ -255,7 +258,7 @@ def test_the_share_only_rises_by_one_step_or_falls_to_nothing(events: list[Any])
             story.pass_s(LISTEN_S)
         elif isinstance(event, str):
             try:
-                story.order(event)
+                story.order(event)  # type: ignore[arg-type]
             except RolloutRefused:
                 assert story.state == before
         else:
