@@ -27,13 +27,16 @@ class Story:
         rollout = RolloutSettings.model_validate(SETTINGS | settings)
         self.plan = VersionPlan("chat", {"v1": 1.0, "v2": 0.0}, "v2", rollout)
         self.now, self.has_engine = 0.0, has_engine
+        self.wall_is_behind_s = 0.0
         self.requests, self.engine = Metrics("chat@v2", "i1", "ingress"), Metrics("chat@v2", "r1", "engine")
         self.states: Any = ()
         self.replace_hub()
 
     def replace_hub(self) -> None:
         self.hub = Hub(born=self.now)
-        self.rollouts = Rollouts([self.plan], self.hub, self.now, wall=lambda: 1e9 + self.now)
+        self.rollouts = Rollouts(
+            [self.plan], self.hub, self.now, wall=lambda: 1e9 + self.now - self.wall_is_behind_s
+        )
 
     def pass_s(self, seconds: float, requests: int = 0, errors: int = 0, ttft_s: float = 0.05) -> Story:
         """Let time pass, in each second of which so many requests end well and badly."""
@@ -214,6 +217,18 @@ def test_a_new_hub_with_other_steps_takes_the_next_above_the_present_share() -> 
     story.replace_hub()
     assert story.pass_s(1).is_at == ("running", 10)
     assert story.pass_s(60, requests=1).is_at == ("running", 25)
+
+
+def test_a_new_hub_keeps_the_last_state_even_if_the_clock_was_set_back() -> None:
+    story = Story().begun()
+    before = story.state
+    story.wall_is_behind_s = 3600.0
+    story.order("abort")
+    after = story.state
+    story.replace_hub()
+    for late in (after, before):  # of two ingresses, of which one has not heard of the order
+        story.rollouts.take([late], story.now)
+    assert story.is_at == ("aborted", 0)
 
 
 def test_states_of_other_versions_and_older_ones_change_nothing() -> None:
