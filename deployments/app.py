@@ -89,7 +89,7 @@ def build_with(args: AppArgs, engine_factory: EngineFactory) -> Application:
         ray_actor_options={"num_cpus": 0},
         user_config={},
         logging_config={"enable_access_log": False} | (serve_logging(args.logging) or {}),
-    ).bind(args.ingresses.count, args.metrics, deployed_ingresses)
+    ).bind(args.ingresses.count, args.metrics, deployed_ingresses, args.versions)
     engines: dict[str, Application] = {}
     for name, model in args.served.items():
         engines |= bind_engines(args, model, hub, name, engine_factory)
@@ -133,6 +133,7 @@ def bind_engines(
         kv_fetch=model.engines.kv_fetch,
         cpu_policy=args.cpu_policy,
     )
+    engine = model.engine if model.version is None else replace(model.engine, served_name=model.label)
     options = _options(args, model.engines, model.gpus_per_rank, model.engine.tensor_parallel_size)
     if model.engine.tensor_parallel_size > 1:
         options["placement_group_bundles"] = bundles(model.engine, options["ray_actor_options"])
@@ -144,7 +145,7 @@ def bind_engines(
             request_router_config=router,
             **options,
             **_size(pool, model.load_at_start),
-        ).bind(model.engine, replace(settings, role=pool.role), hub, engine_factory)
+        ).bind(engine, replace(settings, role=pool.role), hub, engine_factory)
         for deployment, pool in model.deployments(name).items()
     }
 

@@ -156,6 +156,25 @@ class Hub:
             self._checkpoint = self._make_checkpoint(own, now)
         return render_page(totals, gauges, self._mirrors)
 
+    def totals_of(self, model_name: str, now: float) -> Totals:
+        """Return the totals of one model. Raises NotReady."""
+        if not self._is_ready(now):
+            raise NotReady
+        totals = self._ended.of_model(model_name)
+        for report in self._processes.values():
+            if report.snapshot.model_name == model_name:
+                totals.add(report.owner, report.snapshot)
+        return totals
+
+    def has_engine(self, model_name: str, now: float) -> bool:
+        """Whether an engine of this model reported recently that it runs."""
+        return any(
+            report.snapshot.model_name == model_name
+            and report.is_recent(now, self._gauge_ttl)
+            and any(value for _, value in report.snapshot.values.get("engine_up", ()))
+            for report in self._processes.values()
+        )
+
     def _retire(self, now: float) -> None:
         """Move the counts of processes that are gone for good to replica="gone"."""
         for name, report in list(self._processes.items()):

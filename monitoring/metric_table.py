@@ -287,6 +287,12 @@ METRICS: tuple[Metric, ...] = (
            {"version": None, "attention": None, "device": None, "dtype": None}),
     Metric("refuses_settings", "gauge",
            "1 while a process keeps its settings because new ones are wrong.", "processes", None),
+    # `model` and `version` are names from the configuration.
+    Metric("version_weight", "gauge", "Share of a model's sessions that a version gets, 0 to 1.", "ratio", "hub",
+           {"model": None, "version": None}),
+    Metric("rollout_state", "gauge", "1 for the present state of a version's rollout, 0 for others.", "rollouts",
+           "hub", {"model": None, "version": None,
+                   "state": ("waiting", "running", "paused", "done", "rolled_back", "aborted")}),
     Metric("metrics_processes", "gauge", "Processes whose numbers are recent.", "processes", "hub"),
     _counter("metrics_snapshots_dropped_total", "hub", "Reports of processes that could not be used.", "snapshots",
              reason=("malformed", "too_large", "too_many", "out_of_order")),

@@ -88,6 +88,19 @@ class Totals:
         }
         return twin
 
+    def of_model(self, model_name: str) -> Totals:
+        """Return an independent copy of one model's totals."""
+        mine = Totals()
+        for name, counter in self._counters.items():
+            mine._counters[name] = {key: value for key, value in counter.items() if key[0] == model_name}
+        for name, histograms in self._histograms.items():
+            mine._histograms[name] = {
+                key: Merged(list(merged.counts), merged.parts)
+                for key, merged in histograms.items()
+                if key[0] == model_name
+            }
+        return mine
+
     def state(self) -> TotalsState:
         """Return all of it in the form for transit."""
         return TotalsState(

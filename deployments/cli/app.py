@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli import dashboards
+from deployments.cli import dashboards, rollout
 from deployments.cli.errors import UserError
 from deployments.cli.simulate_options import simulate
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 
 
 app.add_typer(dashboards.app, name="dashboards")
+app.add_typer(rollout.app, name="rollout")
 
 
 class Dtype(StrEnum):

@@ -14,6 +14,7 @@ from typing import Any
 
 from deployments.cli.loose_json import number, objects, text
 from deployments.cli.top_client import ServerReading
+from deployments.config.versions import label_of
 from deployments.telemetry.scrape import Interval, MetricsPage
 
 GONE_SHOWN_S = 60.0
@@ -60,6 +61,10 @@ class ModelRow:
     ttft_p99_s: float | None
     itl_p50_s: float | None
     itl_p99_s: float | None
+    session_share: float | None = None
+    """Share of the model's sessions that this version gets, 0 to 1; None for a model without versions."""
+    rollout: str | None = None
+    """The state of this version's rollout; None where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +219,17 @@ def _model(name: str, reading: ServerReading, interval: Interval) -> ModelRow:
         ttft_p99_s=interval.quantile("time_to_first_token_seconds", 0.99, **mine),
         itl_p50_s=interval.quantile("inter_token_latency_seconds", 0.5, **mine),
         itl_p99_s=interval.quantile("inter_token_latency_seconds", 0.99, **mine),
+        session_share=next((share for share, _ in _of_version(name, reading.page, "version_weight")), None),
+        rollout=next((state for is_it, state in _of_version(name, reading.page, "rollout_state") if is_it), None),
     )
+
+
+def _of_version(name: str, page: MetricsPage, metric: str) -> Iterator[tuple[float, str | None]]:
+    """Yield the values of a version's samples, with the label `state`."""
+    for key, value in page.series(metric).items():
+        labels = dict(key)
+        if label_of(labels.get("model", ""), labels.get("version")) == name:
+            yield value, labels.get("state")
 
 
 def _replicas(reading: ServerReading, interval: Interval) -> list[ReplicaRow]:

@@ -97,6 +97,11 @@ MODEL_COLUMNS: tuple[Column[ModelRow], ...] = (
     Column("ITL50", 6, lambda m: _seconds(m.itl_p50_s)),
     Column("ITL99", 6, lambda m: _seconds(m.itl_p99_s)),
 )
+VERSION_COLUMNS: tuple[Column[ModelRow], ...] = (
+    Column("share", 5, lambda m: _share(m.session_share)),
+    Column("rollout", 11, lambda m: printable(m.rollout or "-"), 110, "left"),
+)
+"""Shown where a model has versions."""
 REPLICA_COLUMNS: tuple[Column[ReplicaRow], ...] = (
     Column("model", 14, lambda r: printable(r.model or "-"), 110, "left"),
     Column("state", 8, lambda r: _state(r.state), justify="left"),
@@ -211,7 +216,8 @@ def _kinds(kinds: Mapping[str, float]) -> str:
 
 
 def _models(models: Sequence[ModelRow], shown: int, width: int) -> Table:
-    columns = [c for c in MODEL_COLUMNS if c.from_width <= width]
+    of_versions = VERSION_COLUMNS if any(model.session_share is not None for model in models) else ()
+    columns = [c for c in (*MODEL_COLUMNS, *of_versions) if c.from_width <= width]
     first: Column[ModelRow] = Column(
         _of("model", shown, len(models)), _left(columns, width, 30), lambda m: printable(m.model), 0, "left"
     )

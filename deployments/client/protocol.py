@@ -365,6 +365,32 @@ class NotSwitchable(Exception):
         self.reason = reason
 
 
+RolloutStage = Literal["waiting", "running", "paused", "done", "rolled_back", "aborted"]
+"""The stage of a new version's rollout (`deployments/hub/rollouts.py`)."""
+ROLLOUT_STAGES: Sequence[RolloutStage] = ("waiting", "running", "paused", "done", "rolled_back", "aborted")
+RolloutAction = Literal["pause", "resume", "abort"]
+
+
+class RolloutRefused(Exception):
+    """A rollout is in a stage in which an operator's order is not possible."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class RolloutControl(Protocol):
+    """Reports and controls rollouts. Its calls raise `Unavailable` while the hub does not answer."""
+
+    async def report(self) -> list[dict[str, Any]]:
+        """Return each model that has versions, with their weights and its rollout."""
+        ...
+
+    async def control(self, model: str, action: RolloutAction) -> dict[str, Any] | None:
+        """Give an order; return the model's report, or None if it has no rollout. Raises RolloutRefused."""
+        ...
+
+
 class ModelSwitch(Protocol):
     """Loads and unloads a model. An order is recorded when its call returns, and carried out later."""
 

@@ -46,7 +46,7 @@ from deployments.wire.deadlines.deadline import awake_now, watch_of
 from deployments.wire.deadlines.time_limit import timeout
 from deployments.wire.handshake import Context
 from deployments.wire.link import DealerLink, OpenLink
-from deployments.wire.messages import Backlog, Found, Generate, Load, NotRun, TakeOver, unpack_tokens
+from deployments.wire.messages import Backlog, Found, Generate, Load, NotRun, StreamPart, TakeOver, unpack_tokens
 from deployments.wire.sockets import make_context
 from deployments.wire.turn_budget import TURN_BLOCKS, TurnBudget
 from engine.values.stream_delta import STEP_FAILED, StreamDelta
@@ -162,8 +162,7 @@ class RemoteEngines:
         `turn` is notified when the stream begins.
         """
         self._check_available()
-        stream = Stream(request, self._close, turn)
-        return await self._run(stream, Failover(self._dispatch, stream, self._health, self._hedges, self._metrics))
+        return await self._run(Stream(request, self._close, turn))
 
     async def find(self, name: str) -> FoundStream | None:
         """Return a resumable stream from the replicas that have it; None if none that answers has it."""
@@ -174,25 +173,34 @@ class RemoteEngines:
 
         If its replica is lost, it continues at another one. Raises Unavailable or Rejected.
         """
-        part = found.part
-        if (former := self._attempts.get(part.request_id)) is not None:
+        await self._end_former(found.part.request_id)
+        number = int(found.part.request_id.removeprefix(request.request_id).removeprefix("~") or 0)
+        return await self._run(self._begun(request, found.part), found.replica, number)
+
+    async def _end_former(self, request_id: str) -> None:
+        """End the stream that reads a request here, because it gets another reader."""
+        if (former := self._attempts.get(request_id)) is not None:
             former.stream.give_up()
             if (task := self._tasks.get(former.stream)) is not None:
                 task.cancel()
                 await asyncio.wait([task])
+
+    def _begun(self, request: GenerateRequest, part: StreamPart) -> Stream:
+        """Return a stream with the tokens that earlier replicas have generated."""
         stream = Stream(request, self._close)
         output_ids = unpack_tokens(part.output_ids).tolist()
         if output_ids:
             before = StreamDelta(request.request_id, output_ids, num_cached=part.num_cached)
             stream.feed(before, time.monotonic())
-        number = int(part.request_id.removeprefix(request.request_id).removeprefix("~") or 0)
-        health, hedges, metrics = self._health, self._hedges, self._metrics
-        return await self._run(
-            stream, Failover(self._dispatch, stream, health, hedges, metrics, found.replica, number)
-        )
+        return stream
 
-    async def _run(self, stream: Stream, failover: Failover) -> Stream:
-        """Return the stream once an engine accepted."""
+    # No caller of it keeps the stream, which holds an error whose traceback holds the callers' frames.
+    async def _run(self, stream: Stream, runs_at: str | None = None, number: int = 0) -> Stream:
+        """Return the stream once an engine accepted. `runs_at` is the replica that runs it already, as the attempt
+        with this number.
+        """
+        health, hedges, metrics = self._health, self._hedges, self._metrics
+        failover = Failover(self._dispatch, stream, health, hedges, metrics, runs_at, number)
         self._tasks[stream] = task = asyncio.create_task(failover.run())
         task.add_done_callback(partial(self._on_end, stream))
         longest = self._timings.accept_s

@@ -36,6 +36,14 @@ from deployments.config.settings import (
 )
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.tenants import KeyHash, TenantSettings, distinct_tenants
+from deployments.config.versions import (
+    RolloutSettings,
+    VersionEntry,
+    VersionLabel,
+    VersionPlan,
+    label_of,
+    version_plans,
+)
 from engine.base.machine import CpuPolicy
 from engine.settings.config import EngineConfig
 from engine.settings.drafting import Speculation
@@ -77,11 +85,22 @@ class ModelArgs(Settings):
     """Contents of its answers besides text."""
     load_at_start: bool = True
     """Whether the model has replicas from the start; False: only after POST /v1/models/{name}/load."""
+    version: VersionLabel | None = None
+    """Version of the model; entries with the same name and different versions are one model to clients."""
+    weight: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """The version's share of the model's sessions, relative to the other versions' weights. None: 1."""
+    rollout: RolloutSettings | None = None
+    """How the version's share rises from nothing to all; given instead of `weight`. None: it does not."""
 
     @property
     def name(self) -> str:
         """The model's name in the API."""
         return self.engine.name
+
+    @property
+    def label(self) -> str:
+        """The name that distinguishes this version from the model's others."""
+        return label_of(self.name, self.version)
 
     @property
     def gpus_per_rank(self) -> float:
@@ -232,11 +251,20 @@ class AppArgs(AccessSettings):
 
     @model_validator(mode="after")
     def _names_differ(self) -> AppArgs:
-        counts = Counter(model.name for model in self.models)
+        counts = Counter(model.label for model in self.models)
         duplicates = sorted(name for name, count in counts.items() if count > 1)
         if duplicates:
-            raise ValueError(f"several models are named {duplicates}; distinguish them with engine.served_name")
+            raise ValueError(
+                f"several models are named {duplicates}; distinguish them with engine.served_name, or, where they "
+                "are one model, with version"
+            )
+        _ = self.versions
         return self
+
+    @property
+    def versions(self) -> tuple[VersionPlan, ...]:
+        """The models that have versions. Raises ValueError for versions that contradict each other."""
+        return version_plans([VersionEntry(m.name, m.version, m.weight, m.rollout) for m in self.models])
 
     def placer(self, model: ModelArgs) -> PlacerSettings:
         """How each ingress chooses replicas for a model's requests."""
@@ -288,7 +316,7 @@ class AppArgs(AccessSettings):
         """
         if not self.models:
             return {ENGINE_DEPLOYMENT: ModelArgs(engine=self.engine, engines=self.engines, chat=self.chat)}
-        return {f"{ENGINE_DEPLOYMENT}-{_slug(model.name)}": model for model in self.models}
+        return {f"{ENGINE_DEPLOYMENT}-{_slug(model.label)}": model for model in self.models}
 
     @property
     def pools(self) -> dict[str, Pool]:

@@ -13,9 +13,11 @@ from typing import Any
 
 from ray import serve
 
-from deployments.client.protocol import Unavailable
+from deployments.client.protocol import RolloutAction, Unavailable
 from deployments.config.settings import MetricsSettings
+from deployments.config.versions import VersionPlan
 from deployments.control.orphan import end_with_raylet
+from deployments.hub.rollouts import Rollouts, RolloutState
 from deployments.hub.roster import Roster
 from deployments.hub.server import MetricsServer, listen
 from deployments.hub.warm_up_board import PrefixReport, WarmUpBoard
@@ -46,10 +48,11 @@ class MetricsHub:
         num_ingresses: int = 0,
         settings: MetricsSettings | None = None,
         count_ingresses: Callable[[], int] = lambda: 0,
+        plans: Sequence[VersionPlan] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`num_ingresses` ingresses keep the checkpoint for the next hub (`deployments/hub/keeper.py`), or as many
-        as `count_ingresses` says. `clock` is monotonic.
+        as `count_ingresses` says. `plans` are the models that have versions. `clock` is monotonic.
 
         Raises MetricsPortError when the hub cannot listen on the port in the settings.
         """
@@ -68,6 +71,7 @@ class MetricsHub:
         )
         self._board = WarmUpBoard()
         self._roster = Roster(self._clock.born)
+        self._rollouts = Rollouts(plans, self._hub, self._clock.born)
         self.server: MetricsServer | None = None
         """The server on a port of its own, where the settings have one."""
         if settings.port is not None:
@@ -123,6 +127,20 @@ class MetricsHub:
     async def leave(self, ingress: str) -> None:
         """Note that an ingress takes no more requests."""
         self._roster.leave(ingress)
+
+    async def rollouts(self, states: Sequence[RolloutState]) -> Sequence[RolloutState]:
+        """Take the states of rollouts that an ingress follows. Return those to follow from now on."""
+        return self._rollouts.take(states, self._clock.now())
+
+    async def report_rollouts(self) -> list[dict[str, Any]]:
+        """Return each model that has versions, as /v1/cluster/rollouts shows it."""
+        return self._rollouts.report(self._clock.now())
+
+    async def control_rollout(
+        self, model: str, action: RolloutAction
+    ) -> tuple[dict[str, Any] | None, Sequence[RolloutState]]:
+        """Obey an operator, see `Rollouts.control`."""
+        return self._rollouts.control(model, action, self._clock.now())
 
     async def report_prefixes(self, ingress: str, report: PrefixReport) -> None:
         """Take an ingress's report of the prefixes worth most among a model's prompts."""

@@ -17,6 +17,7 @@ from deployments.api.application.live_api import LiveApi
 from deployments.api.http.access import AccessControl
 from deployments.api.record.request_record import Listener
 from deployments.api.responses.kept import KeptResponses
+from deployments.api.served.versions import Versions
 from deployments.api.service.api_service import ApiService
 from deployments.batch.batch_worker import BatchWorker
 from deployments.batch.prompts import Answer, Prompt
@@ -38,6 +39,7 @@ from deployments.ingress.model_link import ModelLink
 from deployments.ingress.opening import until_useful
 from deployments.ingress.prefix_reporter import PrefixReporter
 from deployments.ingress.roll_call import RollCall
+from deployments.ingress.rollouts import RolloutFollower
 from deployments.telemetry.garbage import OFTEN, GarbagePauses
 from deployments.telemetry.line_file import LineFile
 from deployments.telemetry.live_level import LiveLevel
@@ -103,6 +105,8 @@ class Ingress:
             hub, name, lambda: [link.prefix_report() for link in self._links], args.warm_up.tell_period_s
         )
         self._keeper = MetricsKeeper(hub, name)
+        self._versions = {plan.model: Versions(plan) for plan in args.versions}
+        self._rollouts = RolloutFollower(hub, args.versions, self._versions)
         self._keys = KeyRing(args.tenants, args.admin_key_hash)
         self._access = AccessControl(
             self._keys,
@@ -142,6 +146,9 @@ class Ingress:
         """Connect and build the API. Serve calls this once, on the event loop that will serve requests."""
         self._keeper.start()
         await asyncio.gather(*(link.start() for link in self._links))
+        if self._versions:
+            await self._rollouts.ask()
+            self._rollouts.start()
         for pusher in self._pushers:
             pusher.start()
         self._reporter.start()
@@ -250,6 +257,8 @@ class Ingress:
         service = ApiService(
             models=self._models,
             metrics_text=self._keeper.read_page,
+            versions=self._versions,
+            rollouts=self._rollouts,
             limits=args.limits,
             access=self._access,
             metrics=self._metrics,
@@ -303,6 +312,7 @@ class Ingress:
         await self._responses.aclose()
         self._lag.close()
         self._reporter.stop()
+        self._rollouts.stop()
         self._keeper.stop()
         for pusher in self._pushers:
             pusher.stop()

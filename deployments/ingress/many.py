@@ -93,8 +93,8 @@ class ManyPrompts:
     def _common(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields to add to bodies that lack them: those of the call, and those of the application."""
         own: dict[str, Any] = {"priority": self._settings.priority}
-        if len(self._service.models) == 1:
-            own["model"] = next(iter(self._service.models))
+        if len(names := self._service.names) == 1:
+            own["model"] = names[0]
         return {**own, **fields}
 
     def _tenant(self, name: str | None) -> Tenant:

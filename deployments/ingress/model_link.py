@@ -60,8 +60,8 @@ class ModelLink:
     ) -> None:
         """`fleet` is the model's key in `args.served`; `engines` has Serve's handles by deployment."""
         self._model = model = args.served[fleet]
-        self.name = model.name
-        self.metrics = Metrics(model.name, process, "ingress")
+        self.name = model.label
+        self.metrics = Metrics(model.label, process, "ingress")
         self._pools = pools = model.deployments(fleet)
         self._fleet_name = fleet
         self._router = router_state(engines[next(iter(pools))].app_name, fleet, args.placer(model))
@@ -150,6 +150,7 @@ class ModelLink:
             self._grammars,
             self._empty_caches,
             self._shared,
+            self._model.version,
         )
 
     def take_over(self, args: AppArgs, keys: KeyRing) -> None:

@@ -104,20 +104,8 @@ class Interval:
         return min((self.increase(part, **labels) or 0.0) / of, 1.0) if of else None
 
     def quantile(self, name: str, q: float, **labels: str) -> float | None:
-        """Return a histogram's q-quantile, 0 to 1, linear within a bucket; None when nothing was observed.
-
-        Observations above all bounds count as the highest bound, as in Prometheus' histogram_quantile.
-        """
-        counts = self._bucket_counts(name, labels)
-        bounds = sorted(counts)
-        if not bounds or not (total := counts[bounds[-1]]) > 0:
-            return None
-        rank, low, below = q * total, 0.0, 0.0
-        for bound in bounds:
-            if counts[bound] >= rank and counts[bound] > below:
-                return low if math.isinf(bound) else low + (bound - low) * (rank - below) / (counts[bound] - below)
-            low, below = (low if math.isinf(bound) else bound), max(below, counts[bound])
-        return low
+        """Return a histogram's q-quantile, see `quantile_of`."""
+        return quantile_of(self._bucket_counts(name, labels), q)
 
     def _bucket_counts(self, name: str, labels: Mapping[str, str]) -> dict[float, float]:
         """Return new observations up to each bound, summed over all matching histograms."""
@@ -129,6 +117,22 @@ class Interval:
             for bound, count in buckets.items():
                 counts[bound] = counts.get(bound, 0.0) + count - (earlier.get(bound, 0.0) if is_continued else 0.0)
         return counts
+
+
+def quantile_of(counts: Mapping[float, float], q: float) -> float | None:
+    """Return the q-quantile, 0 to 1, linear within a bucket, of observations up to each bound; None without any.
+
+    Observations above all bounds count as the highest bound, as in Prometheus' histogram_quantile.
+    """
+    bounds = sorted(counts)
+    if not bounds or not (total := counts[bounds[-1]]) > 0:
+        return None
+    rank, low, below = q * total, 0.0, 0.0
+    for bound in bounds:
+        if counts[bound] >= rank and counts[bound] > below:
+            return low if math.isinf(bound) else low + (bound - low) * (rank - below) / (counts[bound] - below)
+        low, below = (low if math.isinf(bound) else bound), max(below, counts[bound])
+    return low
 
 
 def _risen(before: float, after: float) -> float:

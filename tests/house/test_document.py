@@ -19,7 +19,7 @@ class Anything:
 
 def routes() -> set[str]:
     """Method and path of every route."""
-    service: Any = ApiService({}, metrics_text=Anything, cluster=Anything())  # type: ignore[arg-type]
+    service: Any = ApiService({}, Anything, cluster=Anything(), rollouts=Anything())  # type: ignore[arg-type]
     return {
         f"{method} {route.path.replace(':path', '')}"
         for route in route_table(service).app({}).routes

@@ -53,7 +53,7 @@ from deployments.api.http.origins import Origins
 from deployments.api.http.route_table import RouteTable
 from deployments.api.http.scopes import address_of, header, is_deferrable, request_id
 from deployments.api.http.spelling import Spelling
-from deployments.api.http.transport import Envelope, json_response, name_ignored, until_disconnect
+from deployments.api.http.transport import Envelope, json_response, name_ignored, name_version, until_disconnect
 from deployments.api.http.unread import Readers
 from deployments.api.http.wrong_path import on_http_error
 from deployments.api.pooling.endpoints import POOLED, PooledKind
@@ -70,6 +70,7 @@ from deployments.api.responses.protocol import InputTokensRequest, ResponsesRequ
 from deployments.api.routes.cluster import add_cluster_routes
 from deployments.api.routes.kept import add_kept_routes
 from deployments.api.routes.lifecycle import add_model_routes
+from deployments.api.routes.rollouts import add_rollout_routes
 from deployments.api.routes.router import add_router_routes
 from deployments.api.routes.server import add_server_routes
 from deployments.api.routes.streams import add_stream_routes
@@ -77,6 +78,7 @@ from deployments.api.routes.tokenizer import add_tokenizer_route
 from deployments.api.served.context_room import check_in_context
 from deployments.api.served.served_model import ServedModel
 from deployments.api.service.api_service import ApiService
+from deployments.api.service.session_version import version_for
 from deployments.api.service.workroom import Workroom
 from deployments.api.streams.asked import AskedStream, asked_stream
 from deployments.api.streams.position import wrong_id
@@ -157,6 +159,8 @@ def _route_table(service: ApiService, endpoints: _Endpoints) -> RouteTable:
         add_tokenizer_route(table, service)
     if service.cluster is not None:
         add_cluster_routes(table, service.cluster, service.admin_key_hash, service.version)
+    if service.rollouts is not None:
+        add_rollout_routes(table, service, service.rollouts)
     add_document_routes(table, service)
     return table
 
@@ -231,7 +235,8 @@ class _Endpoints:
         if job is None:
             return await self._generate(request, record, plan)
         record.metrics.count_to(job.plan.served.metrics)
-        record.model = job.plan.served.card.id
+        record.model = job.plan.served.name
+        name_version(request.scope, job.plan.served.version)
         return await self._generate(request, record, job.planned, job.ticket, job.stream)
 
     async def input_tokens(self, request: Request) -> Response:
@@ -332,11 +337,11 @@ class _Endpoints:
         body = await read_json(request, self._service.limits, room, settings.max_record_bytes if stream else 0)
         if stream is not None:
             stream.note(request.scope, body, settings)
-        asked = body.fields.get("model")
-        served = self._service.find(asked if isinstance(asked, str) else None)
+        served = await version_for(self._service, request, body.fields, stream)
+        name_version(request.scope, served.version)
         if record is not None:
             record.metrics.count_to(served.metrics)
-            record.model = served.card.id
+            record.model = served.name
         work = partial(parse, body.fields, self._service.limits)
         asked_for, ignored = await off_loop(work) if body.is_large else work()
         if ignored:

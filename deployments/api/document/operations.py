@@ -119,6 +119,13 @@ OPERATIONS: Mapping[str, EndpointAnswers] = {
     ),
     "GET /v1/cluster/status": _of(dict[str, Any]),
     "GET /v1/cluster/nodes": _of(reports.ListOfObjects),
+    "GET /v1/cluster/rollouts": _of(reports.RolloutList),
+    **{
+        f"POST /v1/cluster/rollouts/{{model_id}}/{action}": _of(
+            reports.VersionedModel, errors=(409, 429), is_admins=True
+        )
+        for action in ("pause", "resume", "abort")
+    },
     "GET /health": EndpointAnswers({200: AnswerType(reports.Health), 503: AnswerType(reports.Health)}),
     "GET /ready": EndpointAnswers({200: AnswerType(reports.Ready), 503: AnswerType(reports.Ready)}),
     "GET /ping": EndpointAnswers({200: AnswerType(media=()), 503: AnswerType(media=())}),

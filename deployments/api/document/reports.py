@@ -7,7 +7,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from deployments.batch.stored_files import FileRecord
-from deployments.client.protocol import HealthState, ModelState, ReplicaHealth
+from deployments.client.protocol import HealthState, ModelState, ReplicaHealth, RolloutStage
 
 
 class Model(Struct):
@@ -92,6 +92,46 @@ class EmptiedCaches(Struct):
 
     object: Literal["list"]
     data: list[EmptiedCache]
+
+
+class RolloutReport(Struct):
+    """The rollout of a new version."""
+
+    version: str
+    state: RolloutStage
+    percent: float
+    """Its share of the sessions."""
+    steps: list[float]
+    step: int
+    """Number of steps that it has reached."""
+    held_s: float | None
+    """Seconds at this step; null where no step is held."""
+    hold_s: float
+    measured: dict[str, float | None] | None
+    """The values that `limits` bounds, since the step began; null for one that was not observed."""
+    num_requests: int | None
+    """Requests that it has answered since the step began."""
+    limits: dict[str, float]
+    reason: str | None
+    """Why it was rolled back, or what it waits for."""
+    changed_at: int | None
+    """Unix time of the last change; null before the first."""
+
+
+class VersionedModel(Struct):
+    """A model that has versions."""
+
+    model: str
+    weights: dict[str, float]
+    """The share of the sessions of each version, 0 to 1."""
+    rollout: RolloutReport | None
+
+
+class RolloutList(Struct):
+    """The models that have versions."""
+
+    object: Literal["list"]
+    data: list[VersionedModel]
 
 
 class ListOfObjects(Struct):

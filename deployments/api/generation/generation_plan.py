@@ -127,7 +127,7 @@ def engine_requests(
         left = plan.served.card.max_model_len - len(prompt_ids)
         generate = GenerateRequest(
             request_id=f"{answer.id}-{index}{again}",
-            model=plan.served.card.id,
+            model=plan.served.name,
             prompt_ids=prompt_ids,
             sampling=for_choice(at_most_tokens(sampling, left) if plan.cuts_answers else sampling, index % count),
             priority=_priority(request),

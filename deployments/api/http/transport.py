@@ -27,13 +27,23 @@ from deployments.wire.deadlines.time_limit import TimeLimit
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_IGNORED_FIELDS = "raydix.ignored_fields"
+_HEADERS = "raydix.answer_headers"
 _MAX_REQUEST_ID_CHARS = 128
 
 
 def name_ignored(scope: Scope, fields: Sequence[str]) -> None:
     """Have the response name fields of the request that were ignored; they must fit into a header."""
-    scope[_IGNORED_FIELDS] = ", ".join(fields)
+    _add_header(scope, b"x-raydix-ignored-fields", ", ".join(fields))
+
+
+def name_version(scope: Scope, version: str | None) -> None:
+    """Have the response name the version of the model that answers, if the model has versions."""
+    if version is not None:
+        _add_header(scope, b"x-raydix-version", version)
+
+
+def _add_header(scope: Scope, name: bytes, value: str) -> None:
+    scope.setdefault(_HEADERS, {})[name] = value.encode("ascii")
 
 
 ON_DISCONNECT = "raydix.on_disconnect"
@@ -274,9 +284,8 @@ class Envelope:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                if _IGNORED_FIELDS in scope:
-                    ignored = (b"x-raydix-ignored-fields", scope[_IGNORED_FIELDS].encode("ascii"))
-                    message["headers"] = [*message.get("headers", ()), ignored]
+                if _HEADERS in scope:
+                    message["headers"] = [*message.get("headers", ()), *scope[_HEADERS].items()]
             if message["type"] == "http.response.start" and self._names_answers:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
             await send(message)

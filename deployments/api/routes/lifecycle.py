@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.api.base.errors import ApiError, from_client
+from deployments.api.base.errors import ApiError, from_client, invalid
 from deployments.api.http.admin import require_admin
 from deployments.api.http.route_table import RouteTable
 from deployments.api.http.scopes import request_id
@@ -35,13 +35,14 @@ class _ModelRoutes:
 
     async def list(self) -> Response:
         """List the models."""
-        models = await asyncio.gather(*map(described, self._service.models.values()))
+        service = self._service
+        models = await asyncio.gather(*(described(service.find(name), name) for name in service.names))
         return json_response({"object": "list", "data": models})
 
     async def describe(self, model_id: str) -> Response:
         """Describe one model."""
         self._check_path(model_id)
-        return json_response(await described(self._service.find(model_id)))
+        return json_response(await described(self._service.find(model_id), model_id))
 
     async def load(self, request: Request, model_id: str) -> Response:
         """Start a model's engines if it has none. Answers immediately; the model's state shows when they are
@@ -55,11 +56,14 @@ class _ModelRoutes:
 
     def _check_path(self, model_id: str) -> None:
         """Answer with a 405 unless a model has this name, which else can only be the path that loads one."""
-        if model_id.endswith("/load") and model_id not in self._service.models:
+        if model_id.endswith("/load") and model_id not in {*self._service.models, *self._service.versions}:
             raise HTTPException(405)
 
     async def _switch(self, request: Request, model_id: str, *, is_on: bool) -> Response:
         require_admin(request, self._service.admin_key_hash)
+        if model_id in self._service.versions:
+            labels = ", ".join(self._service.versions[model_id].labels)
+            raise invalid(f"{model_id} has versions, each of which is loaded by itself: name one of {labels}.")
         served = self._service.find(model_id)
         try:
             if served.switch is None:
@@ -69,19 +73,19 @@ class _ModelRoutes:
             raise ApiError(409, f"{error.reason[:1].upper()}{error.reason[1:]}.", code="not_switchable") from None
         except Unavailable as error:
             raise from_client(error, request_id(request.scope)) from None
-        return json_response(_object(served, state), 202)
+        return json_response(_object(served, state, model_id), 202)
 
 
-async def described(served: ServedModel) -> dict[str, object]:
-    """Return a model as /v1/models describes it."""
-    return _object(served, "loaded" if served.switch is None else await served.switch.state())
+async def described(served: ServedModel, name: str | None = None) -> dict[str, object]:
+    """Return a model as /v1/models describes it. `name` is the one by which it was found."""
+    return _object(served, "loaded" if served.switch is None else await served.switch.state(), name or served.name)
 
 
-def _object(served: ServedModel, state: ModelState | None) -> dict[str, object]:
+def _object(served: ServedModel, state: ModelState | None, name: str) -> dict[str, object]:
     """Return a model as OpenAI's clients know it, with its state, which is null if it is not known now."""
     card = served.card
     return {
-        "id": card.id,
+        "id": name,
         "object": "model",
         "created": card.created,
         "owned_by": card.owned_by,

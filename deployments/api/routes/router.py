@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,7 +9,6 @@ from deployments.api.base.errors import invalid
 from deployments.api.http.admin import require_admin
 from deployments.api.http.route_table import RouteTable
 from deployments.api.http.transport import json_response
-from deployments.api.served.served_model import ServedModel
 from deployments.api.service.api_service import ApiService
 
 MAX_DECISIONS = 10_000
@@ -29,7 +26,7 @@ def add_router_routes(table: RouteTable, service: ApiService) -> None:
         require_admin(request, service.admin_key_hash)
         limit = _limit(request.query_params.get("limit"))
         name = request.query_params.get("model")
-        models: Sequence[ServedModel] = [service.find(name)] if name else list(service.models.values())
+        models = service.find_all(name or None)
         records = [record for served in models for record in served.client.decisions(limit)]
         records.sort(key=lambda record: float(record.get("at", 0.0)), reverse=True)
         return json_response({"object": "list", "data": records[:limit]})

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +17,6 @@ from deployments.api.http.scopes import request_id
 from deployments.api.http.transport import json_response, whole
 from deployments.api.routes.health import Readiness, health
 from deployments.api.routes.lifecycle import described
-from deployments.api.served.served_model import ServedModel
 from deployments.api.service.api_service import ApiService
 from deployments.client.protocol import Unavailable
 
@@ -87,7 +85,7 @@ class _ServerRoutes:
         """Have all replicas of a model (`?model=`), or of all models, forget the prefixes that no request uses."""
         require_admin(request, self._service.admin_key_hash)
         name = request.query_params.get("model")
-        models: Sequence[ServedModel] = [self._service.find(name)] if name else list(self._service.models.values())
+        models = self._service.find_all(name or None)
         try:
             freed = await asyncio.gather(*(served.empty_caches() for served in models))
         except Unavailable as error:
@@ -96,7 +94,7 @@ class _ServerRoutes:
             {
                 "object": "list",
                 "data": [
-                    {"id": served.card.id, "object": "prefix_cache.reset", "freed_pages": pages}
+                    {"id": served.name, "object": "prefix_cache.reset", "freed_pages": pages}
                     for served, pages in zip(models, freed, strict=True)
                 ],
             }

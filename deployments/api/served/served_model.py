@@ -9,6 +9,7 @@ from typing import Protocol
 from cache import SharedPrefixes
 from deployments.api.served.text_codec import TextCodec
 from deployments.client.protocol import EngineClient, ModelSwitch
+from deployments.config.versions import label_of
 from engine.grammar.spec import Grammar
 from engine.model_config.tasks import Task
 from monitoring.metrics import Metrics
@@ -81,3 +82,10 @@ class ServedModel:
 
     shared: SharedPrefixes = field(default_factory=SharedPrefixes)
     """Prefixes that the engines compute at their start, for all tenants."""
+    version: str | None = None
+    """Its version, where the model has versions."""
+
+    @property
+    def name(self) -> str:
+        """The name that distinguishes it from all other models and versions."""
+        return label_of(self.card.id, self.version)

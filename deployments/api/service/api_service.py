@@ -11,7 +11,9 @@ from deployments.api.http.access import AccessControl
 from deployments.api.record.request_record import Listener
 from deployments.api.responses.kept import KeptResponses
 from deployments.api.served.served_model import ServedModel
+from deployments.api.served.versions import Versions
 from deployments.batch.spool import Spool
+from deployments.client.protocol import RolloutControl
 from deployments.config.limits import Limits
 from deployments.config.settings import SloSettings, StreamSettings
 from deployments.config.version import raydix_version
@@ -33,7 +35,7 @@ class ApiService:
     """Everything the API needs that does not belong to one request."""
 
     models: Mapping[str, ServedModel]
-    """At least one model, by its name in requests (`card.id`)."""
+    """At least one model or version of one, by its name (`ServedModel.name`)."""
     metrics_text: Callable[[], Awaitable[tuple[bytes, str]]]
     """Returns the body and content type of /metrics. Raises `Unavailable` when there are no metrics yet."""
     limits: Limits = field(default_factory=Limits)
@@ -60,6 +62,10 @@ class ApiService:
     """The part of the configuration that /server_info shows."""
     shows_tokenizer: bool = True
     """Whether there is /tokenizer_info."""
+    versions: Mapping[str, Versions] = field(default_factory=dict)
+    """The models that have versions, by their names in requests."""
+    rollouts: RolloutControl | None = None
+    """Reports and controls rollouts of versions; None if this service has none that decides them."""
     cluster: ClusterSource | None = None
     """Reports the cluster's state; None if this service has no cluster."""
 
@@ -82,12 +88,34 @@ class ApiService:
     refuses_settings: Callable[[], bool] = lambda: False
     """Whether the latest settings for the running process were wrong, so that it keeps the previous ones."""
 
-    def find(self, asked: str | None) -> ServedModel:
-        """Return the model that a request names, or else the only one. Raises `ApiError` 400 or 404."""
-        if asked is None and len(self.models) == 1:
-            return next(iter(self.models.values()))
+    @property
+    def names(self) -> list[str]:
+        """The models' names in requests; versions of a model have one."""
+        return list(dict.fromkeys(served.card.id for served in self.models.values()))
+
+    def named(self, asked: str | None) -> str:
+        """Return the name of the model that a request names, or of the only one. Raises `ApiError` 400 or 404."""
+        names = self.names if asked is None else ()
+        if len(names) == 1:
+            return names[0]
         if asked is None:
-            raise invalid(f"model is required; this server serves {', '.join(self.models)}.", "model")
-        if asked not in self.models:
-            raise model_not_found(asked, self.models)
-        return self.models[asked]
+            raise invalid(f"model is required; this server serves {', '.join(names)}.", "model")
+        if asked not in self.models and asked not in self.versions:
+            raise model_not_found(asked, self.names)
+        return asked
+
+    def find(self, asked: str | None) -> ServedModel:
+        """Return the model that a request names, or the only one; of its versions, the one with the most sessions.
+
+        Raises `ApiError` 400 or 404.
+        """
+        name = self.named(asked)
+        return self.models[self.versions[name].choose(None) if name in self.versions else name]
+
+    def find_all(self, asked: str | None) -> list[ServedModel]:
+        """Return the model that a request names with all its versions; None: all models. Raises `ApiError` 404."""
+        if asked is None:
+            return list(self.models.values())
+        name = self.named(asked)
+        labels = self.versions[name].labels if name in self.versions else [name]
+        return [self.models[label] for label in labels]

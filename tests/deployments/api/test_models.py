@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -17,36 +17,12 @@ from deployments.config.settings import AdmissionSettings
 from monitoring.metrics import Metrics
 from tests.deployments.support.api_over_engines import Idle
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
+from tests.deployments.support.scripted_switch import ScriptedSwitch
 from tests.support.metric_values import count_of
 
 KEY = "the key"
 ADMIN = {"authorization": f"Bearer {KEY}"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-
-
-@dataclass
-class ScriptedSwitch:
-    """A switch that obeys at once, or refuses."""
-
-    now: ModelState | None = "loaded"
-    refuse_with: Exception | None = None
-    orders: list[str] = field(default_factory=list)
-
-    async def state(self) -> ModelState | None:
-        return self.now
-
-    async def load(self) -> ModelState:
-        return self._order("load", "loading")
-
-    async def unload(self) -> ModelState:
-        return self._order("unload", "draining")
-
-    def _order(self, order: str, state: ModelState) -> ModelState:
-        if self.refuse_with is not None:
-            raise self.refuse_with
-        self.orders.append(order)
-        self.now = state
-        return state
 
 
 @dataclass

@@ -188,6 +188,21 @@ def test_decisions_show_the_prediction_and_the_outcome() -> None:
     assert view.decisions is not None and view.decisions[0].predicted_host_tokens is None
 
 
+def test_versions_show_their_share_and_the_state_of_their_rollout() -> None:
+    service, plain = Recorded("r1", model="chat@v2"), Recorded("r1")
+    of_version = {"model": "chat", "version": "v2"}
+    service.hub.own.set("version_weight", 0.1, **of_version)
+    service.hub.own.set("version_weight", 0.9, model="chat", version="v1")
+    for state in ("running", "rolled_back"):
+        service.hub.own.set("rollout_state", float(state == "rolled_back"), state=state, **of_version)
+    view = ViewBuilder(URL).see(service.read())
+    [model] = view.models
+    assert (model.model, model.session_share, model.rollout) == ("chat@v2", 0.1, "rolled_back")
+    assert "share" in shown(Screen(URL, view)) and "10%" in shown(Screen(URL, view))
+    assert "rolled_back" in shown(Screen(URL, view), width=140)
+    assert "share" not in shown(Screen(URL, ViewBuilder(URL).see(plain.read())))
+
+
 # --- screens -----------------------------------------------------------------------------------------------------
 
 

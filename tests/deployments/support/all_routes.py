@@ -24,6 +24,23 @@ class Cluster:
         return {"object": "list", "data": [], "missing": {"nodes": "no answer"}}
 
 
+class Rollouts:
+    """The rollout of a second version of `demo`."""
+
+    async def report(self) -> list[dict[str, Any]]:
+        return [{"model": "demo", "weights": {"v1": 0.9, "v2": 0.1}, "rollout": ROLLOUT}]
+
+    async def control(self, model: str, action: str) -> dict[str, Any] | None:
+        return (await self.report())[0]
+
+
+ROLLOUT = {
+    "version": "v2", "state": "running", "percent": 10.0, "steps": [10.0, 100.0], "step": 1, "held_s": 3.5,
+    "hold_s": 60.0, "measured": {"error_rate": 0.0, "ttft_p95": 0.4, "tpot_p95": None}, "num_requests": 30,
+    "limits": {"error_rate": 0.05}, "reason": None, "changed_at": 1_700_000_000,
+}  # fmt: skip
+
+
 def with_all_routes(service: ApiService, files: Path) -> ApiService:
     """The service with all routes, whose model generates and embeds."""
     served = service.models["demo"]
@@ -32,6 +49,7 @@ def with_all_routes(service: ApiService, files: Path) -> ApiService:
         service,
         models={"demo": replace(served, card=card)},
         cluster=Cluster(),
+        rollouts=Rollouts(),
         admin_key_hash=hashlib.sha256(b"root").hexdigest(),
         spool=Spool(FileSettings(directory=str(files))),
     )

@@ -19,12 +19,13 @@ from typer.exceptions import TyperException
 from deployments.api import ApiService
 from deployments.api.application.app import route_table
 from deployments.cli.app import app as raydix
-from deployments.config.args import AppArgs
+from deployments.config.args import AppArgs, ModelArgs
 from deployments.config.autoscaling import AutoscalingSettings
 from deployments.config.kv_events import KvEventSettings
 from deployments.config.roles import RoleSettings
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.tenants import TenantSettings
+from deployments.config.versions import RolloutSettings
 from engine.settings.config import EngineConfig
 from engine.settings.drafting import Speculation
 from engine.settings.kv_tier import KVTier
@@ -32,7 +33,7 @@ from monitoring.metric_table import METRICS, PREFIX
 
 REQUIRED = object()
 """The default of a setting that has none."""
-_OPTIONAL: tuple[type[BaseModel], ...] = (AutoscalingSettings, KvEventSettings, RoleSettings)
+_OPTIONAL: tuple[type[BaseModel], ...] = (AutoscalingSettings, KvEventSettings, RoleSettings, RolloutSettings)
 """Sections that are off unless they are given."""
 _LISTS: Mapping[str, type[BaseModel] | None] = {
     "tenants": TenantSettings,
@@ -49,7 +50,8 @@ _OF_ENGINES = {"speculation": Speculation, "kv_tier": KVTier}
 def settings() -> dict[str, Any]:
     """Every setting of an application's `args` by its path, as `engine.page_size`, with its default."""
     found = dict(_settings(AppArgs))
-    found["models[].load_at_start"] = True
+    of_models = _settings(ModelArgs, None, "models[].")
+    found.update((path, value) for path, value in of_models if path.split(".")[1] not in AppArgs.model_fields)
     return found
 
 
@@ -97,7 +99,7 @@ def routes() -> dict[str, list[re.Pattern[str]]]:
     class Anything:
         """Stands for what routes would call; none is called here."""
 
-    service: Any = ApiService({}, metrics_text=Anything, cluster=Anything())  # type: ignore[arg-type]
+    service: Any = ApiService({}, Anything, cluster=Anything(), rollouts=Anything())  # type: ignore[arg-type]
     found: dict[str, list[re.Pattern[str]]] = {}
     for route in route_table(service).app({}).routes:
         if isinstance(route, Route):
