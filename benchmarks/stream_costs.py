@@ -29,7 +29,7 @@ from deployments.wire.resumable import ResumableStreams
 from engine.values.sampling_params import SamplingParams
 from engine.values.stream_delta import StreamDelta
 
-NUM_STREAMS, NUM_TOKENS = 4, 250
+NUM_STREAMS, NUM_TOKENS = 16, 250
 WITH_IDS = {"accept": "text/event-stream"}
 KEPT, RECORD_BYTES = 1000, 2000
 

@@ -37,10 +37,10 @@ class EventIds:
 
     def named(self, events: bytes, choice: int, num_tokens: int) -> bytes:
         """Return the events of a group with their ids. The group was made of the last tokens of a choice."""
-        counts = b".".join(self._texts)
-        head, tail = b"%b%b:%d.%d." % (self._prefix, counts, choice, num_tokens), b":%08x\n" % self._check
+        counts = self._texts[0] if len(self._texts) == 1 else b".".join(self._texts)
         if events.find(b"\n\n") == len(events) - 2:
-            return b"%b1%b%b" % (head, tail, events)
+            return b"%b%b:%d.%d.1:%08x\n%b" % (self._prefix, counts, choice, num_tokens, self._check, events)
+        head, tail = b"%b%b:%d.%d." % (self._prefix, counts, choice, num_tokens), b":%08x\n" % self._check
         each = events.split(b"\n\n")[:-1]  # JSON has no line breaks, so only the ends of events match.
         return b"".join([b"%b%d%b%b\n\n" % (head, at, tail, event) for at, event in enumerate(each, 1)])
 
