@@ -108,14 +108,19 @@ ASK = Ask("an ask", "/v1/completions", {}, (5, 6, 7), "one two three")
 CHUNKS = [("one", [5]), (" two", [6]), (" three", [7])]
 
 
+def take(reader: Reader, data: str) -> None:
+    for line in (f"data: {data}", ""):
+        reader.take(line)
+
+
 def read(chunks: list[tuple[str, list[int]]], num_used: int = 3, end: str = "[DONE]") -> None:
     reader = Reader(ASK)
     for text, token_ids in chunks:
         choice = {"text": text, "token_ids": token_ids, "finish_reason": None}
-        reader.take("data: " + json.dumps({"choices": [choice]}))
-        reader.take("")
-    reader.take("data: " + json.dumps({"choices": [], "usage": {"completion_tokens": num_used}}))
-    reader.take(f"data: {end}" if end else "")
+        take(reader, json.dumps({"choices": [choice]}))
+    take(reader, json.dumps({"choices": [], "usage": {"completion_tokens": num_used}}))
+    if end:
+        take(reader, end)
     reader.check_end()
 
 
@@ -150,9 +155,9 @@ def test_a_stream_without_an_end_mark_is_broken_off_and_one_that_continues_after
     with pytest.raises(httpx.ReadError, match="3 of 3 tokens"):
         read(CHUNKS, end="")
     reader = Reader(ASK)
-    reader.take("data: [DONE]")
+    take(reader, "[DONE]")
     with pytest.raises(Wrong, match="goes on"):
-        reader.take("data: {}")
+        take(reader, "{}")
 
 
 @pytest.mark.parametrize(

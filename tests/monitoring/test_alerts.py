@@ -99,7 +99,8 @@ def test_an_alert_can_be_asked_for_although_it_does_not_fire() -> None:
         assert queries[f"alert {rule.name}"].expr == rule.expr
         assert queries[f"alert {rule.name}, answered"].expr.count(" bool ") == len(thresholds(rule))
     later = {source for source, query in queries.items() if source.endswith("answered") and not query.expects_data}
-    assert later == {f"alert Raydix{name}, answered" for name in ("GPUIdle", "HitRateCollapse", "MetricsAbsent")}
+    names = ("GPUIdle", "HitRateCollapse", "MetricsAbsent", "RolledBack")
+    assert later == {f"alert Raydix{name}, answered" for name in names}
 
 
 # --- the runbook -------------------------------------------------------------------------------------------

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from tests.cluster.support.host import Host
+from tests.support.unpacked_program import libraries_of
 
 PORT = 80
 _CONFIG = """
@@ -46,14 +45,6 @@ def start_balancer(host: Host, ingresses: Sequence[Host], port: int) -> str:
     host.start(haproxy, "-db", "-f", str(config), env=libraries_of(haproxy), stdout=subprocess.DEVNULL)
     wait_for_port(host.address, PORT)
     return f"http://{host.address}:{PORT}"
-
-
-def libraries_of(program: str) -> dict[str, str]:
-    """Return the environment in which a program finds its libraries, which lie next to it where Debian's package
-    was only unpacked.
-    """
-    libraries = ":".join(map(str, Path(program).parents[1].glob("lib/*-linux-gnu")))
-    return {"LD_LIBRARY_PATH": ":".join(filter(None, (os.environ.get("LD_LIBRARY_PATH"), libraries)))}
 
 
 def wait_for_port(address: str, port: int, timeout_s: float = 180) -> None:

@@ -19,10 +19,11 @@ import psutil
 import yaml
 
 from deployments.cli.ray_environment import RAY_ENVIRONMENT
-from tests.cluster.support.balancer import libraries_of, start_balancer, wait_for_port
+from tests.cluster.support.balancer import start_balancer, wait_for_port
 from tests.cluster.support.host import Host
 from tests.cluster.support.network import Network
 from tests.support.metric_values import sum_on_page
+from tests.support.unpacked_program import libraries_of
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]

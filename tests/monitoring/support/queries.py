@@ -11,8 +11,10 @@ from monitoring.dashboards import DASHBOARDS
 from monitoring.rules import Rule, load_rules
 from tests.monitoring.support.promql import labels_listed, selectors
 
-NOT_AT_ONCE = frozenset({"raydix:prefix_cache_hit:ratio1d_offset1h", "raydix_gpu_utilization_ratio"})
-"""Series that have no data in an application's first hour, or without a GPU."""
+NOT_AT_ONCE = frozenset(
+    {"raydix:prefix_cache_hit:ratio1d_offset1h", "raydix_gpu_utilization_ratio", "raydix_rollout_state"}
+)
+"""Series that have no data in an application's first hour, or without a GPU or a rollout."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import redis
 from fakeredis import TcpFakeServer
 
 from benchmarks.private_ray import free_port
+from tests.support.unpacked_program import libraries_of
 
 PATIENCE_S = 60.0
 
@@ -33,7 +35,8 @@ def _real(program: str) -> Iterator[str]:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         options = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", folder]
-        process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
+        environment = {**os.environ, **libraries_of(program)}
+        process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL, env=environment)
         try:
             url = f"redis://127.0.0.1:{port}/0"
             _wait_until_up(url)
