@@ -52,9 +52,9 @@ class ModelClient:
         finally:
             turn.sent()
 
-    async def find(self, name: str) -> FoundStream | None:
-        """Return a resumable stream from the replicas that have it; None if none that answers has it."""
-        return await self._engines.find(name)
+    async def find(self, name: str, tenant: str) -> FoundStream | None:
+        """Return a tenant's resumable stream from the replicas that have it; None if none that answers has it."""
+        return await self._engines.find(name, tenant)
 
     async def adopt(self, request: GenerateRequest, found: FoundPart) -> Generation:
         """Continue to read a request's stream from its first token, without waiting for a turn."""

@@ -205,7 +205,6 @@ class FoundPart:
 class FoundStream:
     """A stream that replicas generate, or have generated and still keep."""
 
-    tenant: str
     record: bytes
     """The client's request as the API packed it; empty where it was too large to be kept."""
     parts: Mapping[int, FoundPart]
@@ -299,7 +298,7 @@ class Engines(Protocol):
         """Do the same as `EngineClient.generate`, and report to `turn` when the stream begins."""
         ...
 
-    async def find(self, name: str) -> FoundStream | None:
+    async def find(self, name: str, tenant: str) -> FoundStream | None:
         """Do the same as `EngineClient.find`."""
         ...
 
@@ -332,8 +331,8 @@ class EngineClient(Protocol):
         """Return once an engine accepted; raise `Overloaded`, `Unavailable` or `Rejected` when none did."""
         ...
 
-    async def find(self, name: str) -> FoundStream | None:
-        """Return a resumable stream from the replicas that have it; None if none that answers has it."""
+    async def find(self, name: str, tenant: str) -> FoundStream | None:
+        """Return a tenant's resumable stream from the replicas that have it; None if none that answers has it."""
         ...
 
     async def adopt(self, request: GenerateRequest, found: FoundPart) -> Generation:

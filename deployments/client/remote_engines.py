@@ -164,9 +164,9 @@ class RemoteEngines:
         self._check_available()
         return await self._run(Stream(request, self._close, turn))
 
-    async def find(self, name: str) -> FoundStream | None:
-        """Return a resumable stream from the replicas that have it; None if none that answers has it."""
-        return await self._finder.find(name)
+    async def find(self, name: str, tenant: str) -> FoundStream | None:
+        """Return a tenant's resumable stream from the replicas that have it; None if none that answers has it."""
+        return await self._finder.find(name, tenant)
 
     async def adopt(self, request: GenerateRequest, found: FoundPart) -> Stream:
         """Continue to read the stream of a request from its first token. A former reader gets `TakenOver`.

@@ -30,26 +30,26 @@ class StreamFinder:
     def __init__(self, connections: Mapping[str, WireConnection]) -> None:
         """`connections` are those to all replicas, which change."""
         self._connections = connections
-        self._searches: dict[str, list[_Search]] = {}
+        self._searches: dict[tuple[str, str], list[_Search]] = {}
 
-    async def find(self, name: str) -> FoundStream | None:
-        """Return the stream with this name; None if no replica that answers has it."""
-        search, searches = _Search(), self._searches.setdefault(name, [])
+    async def find(self, name: str, tenant: str) -> FoundStream | None:
+        """Return a tenant's stream with this name; None if no replica that answers has it."""
+        search, searches = _Search(), self._searches.setdefault((name, tenant), [])
         searches.append(search)
         try:
-            return await self._search(name, search)
+            return await self._search(name, tenant, search)
         finally:
             searches.remove(search)
             if not searches:
-                del self._searches[name]
+                del self._searches[name, tenant]
 
     def on_found(self, replica: str, message: Found) -> None:
         """Take a replica's answer. It may be late."""
-        for search in self._searches.get(message.name, ()):
+        for search in self._searches.get((message.name, message.tenant), ()):
             search.answers[replica] = message
             search.news.set()
 
-    async def _search(self, name: str, search: _Search) -> FoundStream | None:
+    async def _search(self, name: str, tenant: str, search: _Search) -> FoundStream | None:
         end, repeat_at = awake_now() + FIND_S, 0.0
         while silent := self._asked() - search.answers.keys():
             now = awake_now()
@@ -60,7 +60,7 @@ class StreamFinder:
                 repeat_at = now + (REPEAT_S if is_known else SOON_S)
                 for replica in silent:
                     if self._connections[replica].keeps_streams:
-                        self._connections[replica].find(name)
+                        self._connections[replica].find(name, tenant)
             search.news.clear()
             with contextlib.suppress(TimeoutError), timeout(min(repeat_at, end) - now):
                 await search.news.wait()
@@ -90,7 +90,7 @@ class _Search:
             for part in found.parts:
                 if part.index not in parts or _rank(part) > _rank(parts[part.index].part):
                     parts[part.index] = FoundPart(replica, part)
-        return FoundStream(having[0].tenant, having[0].record, parts)
+        return FoundStream(having[0].record, parts)
 
 
 def _rank(part: StreamPart) -> tuple[bool, int]:

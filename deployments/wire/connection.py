@@ -174,9 +174,9 @@ class WireConnection:
         """Have the engine generate a resumable request further, without a reader."""
         self._send(messages.Detach(request_id))
 
-    def find(self, name: str) -> None:
-        """Ask for the requests of a resumable stream that the replica has."""
-        self._send(messages.Find(name))
+    def find(self, name: str, tenant: str) -> None:
+        """Ask for the requests of a tenant's resumable stream that the replica has."""
+        self._send(messages.Find(name, tenant))
 
     @property
     def keeps_streams(self) -> bool | None:

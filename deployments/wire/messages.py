@@ -194,6 +194,8 @@ class Find(msgspec.Struct, tag=8, array_like=True, frozen=True):
     """Say which requests of a resumable stream the replica has."""
 
     name: str
+    tenant: str
+    """The tenant to which it must belong: another one may have a stream of the same name."""
 
 
 class TakeOver(msgspec.Struct, tag=9, array_like=True, frozen=True):
@@ -271,7 +273,7 @@ class Found(msgspec.Struct, tag=18, array_like=True, frozen=True):
     epoch: int
     seq: int
     name: str
-    tenant: str = ""
+    tenant: str
     record: bytes = b""
     parts: list[StreamPart] = []
 

@@ -112,6 +112,11 @@ class Outbox:
         """Number of requests, including those that have ended and may be requested again."""
         return len(self._logs)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether a request is unfinished, or ended so recently that its ingress may still ask for its output."""
+        return bool(self.num_live or self._ended)
+
     def open(self, request_id: str, ingress_id: str, *, is_resumable: bool = False) -> None:
         """Add a request. Raises ValueError when the id is in use."""
         if request_id in self._logs:

@@ -53,15 +53,15 @@ class ResumableStreams:
         self._kept[request.request_id] = _Kept(stream, request.output_ids, request.num_prompt_reported)
         self._names.setdefault(stream.name, {})[request.request_id] = None
 
-    def find(self, name: str) -> tuple[ResumableStream | None, list[StreamPart]]:
-        """Return the fields and the requests of a stream."""
-        parts, stream = [], None
+    def find(self, name: str, tenant: str) -> tuple[bytes, list[StreamPart]]:
+        """Return the record and the requests of a tenant's stream."""
+        parts, record = [], b""
         for request_id in self._names.get(name, ()):
-            log = self._outbox.log(request_id)
-            if log is not None:
-                stream = self._kept[request_id].stream
-                parts.append(_part(request_id, self._kept[request_id], log))
-        return stream, parts
+            kept, log = self._kept[request_id], self._outbox.log(request_id)
+            if log is not None and kept.stream.tenant == tenant:
+                record = kept.stream.record
+                parts.append(_part(request_id, kept, log))
+        return record, parts
 
     def is_known(self, request_id: str) -> bool:
         """Return whether this is a resumable request that is kept."""

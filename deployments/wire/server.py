@@ -383,7 +383,7 @@ class WireServer:
             if isinstance(message, Detach):
                 return self._resumable.detach(ingress_id, message.request_id, self._now())
             if isinstance(message, Find):
-                return self._find(ingress_id, message.name)
+                return self._find(ingress_id, message)
             if isinstance(message, TakeOver):
                 return self._take_over(ingress_id, message)
             if isinstance(message, Backlog):
@@ -426,12 +426,10 @@ class WireServer:
             return self._resume(ingress_id, {request.request_id: 0})
         return self.refuse(ingress_id, request.request_id, "never_fits", "the request's id is already in use")
 
-    def _find(self, ingress_id: str, name: str) -> None:
+    def _find(self, ingress_id: str, asked: Find) -> None:
         session = self._sender.sessions[ingress_id]
-        stream, parts = self._resumable.find(name)
-        found = Found(self.epoch, session.seq, name)
-        if stream is not None:
-            found = Found(self.epoch, session.seq, name, stream.tenant, stream.record, parts)
+        record, parts = self._resumable.find(asked.name, asked.tenant)
+        found = Found(self.epoch, session.seq, asked.name, asked.tenant, record, parts)
         self._sender.post(ingress_id, session, messages.encode(found))
 
     def _take_over(self, ingress_id: str, message: TakeOver) -> None:
@@ -493,7 +491,7 @@ class WireServer:
     def _tick_period_s(self) -> float:
         """Return the time until the next tick: an idle engine's load is constant, and no message is in transit."""
         period_s, load = self._timings.heartbeat_s / 2, self._sender.last_load
-        if self._outbox.num_kept or load.num_running or load.num_waiting:
+        if self._outbox.is_active or load.num_running or load.num_waiting:
             return period_s
         return max(period_s, self._timings.idle_heartbeat_s)
 

@@ -78,9 +78,9 @@ class _StreamRoutes:
 async def found_stream(service: ApiService, tenant: str, name: str) -> tuple[str, FoundStream]:
     """Return a tenant's stream that replicas have, and the name of their model. Raises `ApiError` 404."""
     models = list(service.models) if is_stream_name(name) else []
-    answers = await asyncio.gather(*(service.models[model].client.find(name) for model in models))
+    answers = await asyncio.gather(*(service.models[model].client.find(name, tenant) for model in models))
     for model, found in zip(models, answers, strict=True):
-        if found is not None and found.tenant == tenant and found.parts:
+        if found is not None and found.parts:
             return model, found
     message = (
         f"There is no stream {quoted(name)}: it never was, has ended and is no longer kept (streams.keep_s), or "

@@ -33,9 +33,9 @@ async def version_for(
     if stream is not None and stream.is_continued:
         having = [service.models[label] for label in versions.labels]
         for served, found in zip(
-            having, await asyncio.gather(*(one.client.find(stream.name.id) for one in having)), strict=True
+            having, await asyncio.gather(*(one.client.find(stream.name.id, tenant) for one in having)), strict=True
         ):
-            if found is not None and found.tenant == tenant and found.parts:
+            if found is not None and found.parts:
                 return served
     session = await _session(service, tenant, request, fields)
     if session is None:  # A stream is continued by its name, so that is its session.

@@ -24,8 +24,8 @@ async def found_parts(
     counts = [0] * len(requests) if stream.position is None else stream.position.counts
     if len(counts) != len(requests):
         raise wrong_id(f"Last-Event-ID is of a stream with {len(counts)} choices, unlike this request's.")
-    found = await client.find(stream.name.id)
-    if found is None or found.tenant != requests[0].tenant:
+    found = await client.find(stream.name.id, requests[0].tenant)
+    if found is None:
         return {}
     return {
         index: part

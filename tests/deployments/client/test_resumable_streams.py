@@ -65,7 +65,7 @@ async def read(stream: Any, num_tokens: int) -> list[int]:
 
 
 async def found(client: RemoteEngines, name: str = "s") -> FoundStream:
-    stream = await client.find(name)
+    stream = await client.find(name, "tenant")
     assert stream is not None
     return stream
 
@@ -88,7 +88,7 @@ async def test_another_ingress_continues_a_stream(reader: str) -> None:
         elif reader == "is gone":
             await first.aclose()
         stored = await found(other)
-        assert (stored.tenant, stored.record) == ("tenant", b"the client's request")
+        assert stored.record == b"the client's request"
         continued = await other.adopt(resumable(), stored.parts[0])
         assert await read(continued, 5) == ALL[:5]
         engines.runners[0].gate.set()
@@ -192,7 +192,7 @@ async def test_a_stream_that_nobody_asks_for_is_forgotten() -> None:
         await rest(await client.generate(resumable()))
         wire = engines.replicas[0].wire
         await until(lambda: wire.num_kept == 0)
-        assert await client.find("s") is None
+        assert await client.find("s", "tenant") is None
         assert (wire.num_detached, wire.detached_bytes) == (0, 0)
 
 
@@ -213,11 +213,12 @@ async def test_the_streams_without_a_reader_are_bounded_for_each_tenant() -> Non
     streams = StreamSettings(max_kept=2, detached_s=600.0)
     async with ClientAndEngines(streams=streams, max_running=8) as (client, engines):
         engines.runners[0].gate.clear()
-        for name, tenant in [("a", "one"), ("b", "one"), ("c", "two"), ("d", "one")]:
+        streams_of = [("a", "one"), ("b", "one"), ("c", "two"), ("d", "one")]
+        for name, tenant in streams_of:
             await (await client.generate(resumable(name, tenant=tenant))).detach()
             await until(lambda: client.num_streams == 0)
         await until(lambda: engines.replicas[0].wire.num_detached == 3)
-        assert [await client.find(name) is not None for name in "abcd"] == [False, True, True, True]
+        assert [await client.find(*each) is not None for each in streams_of] == [False, True, True, True]
         engines.runners[0].gate.set()
         await until(lambda: not engines.replicas[0].engine.loop.has_work)
 
@@ -231,8 +232,8 @@ async def test_the_bytes_without_a_reader_are_bounded_for_each_tenant() -> None:
             await (await client.generate(resumable(name, record=b"x" * 200))).detach()
             await until(lambda: client.num_streams == 0)
         await until(lambda: engines.replicas[0].wire.num_kept == 1)
-        assert await client.find("a") is None
-        assert await client.find("b") is not None
+        assert await client.find("a", "tenant") is None
+        assert await client.find("b", "tenant") is not None
 
 
 @scenario
@@ -241,7 +242,7 @@ async def test_a_request_that_is_not_resumable_is_aborted_and_not_found() -> Non
         engines.runners[0].gate.clear()
         stream = await client.generate(request("s-0", NUM_TOKENS))
         await stream.detach()
-        assert await client.find("s") is None
+        assert await client.find("s", "tenant") is None
         engines.runners[0].gate.set()
         await until(lambda: is_nothing_left(client, engines))
 
@@ -253,3 +254,20 @@ async def test_the_requests_of_one_stream_are_found_together() -> None:
         await asyncio.gather(*[rest(await client.generate(resumable(index=index))) for index in range(2)])
         parts = (await found(other)).parts
         assert {index: part.replica for index, part in parts.items()} == {0: "r0", 1: "r1"}
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@scenario
+async def test_a_stream_of_the_same_name_is_each_tenants_own(num_replicas: int) -> None:
+    """A tenant who has seen the name of another one's stream can begin one with it, but not read the other."""
+    async with ClientAndEngines(num_replicas) as (client, engines):
+        engines.choose = lambda names: names[len(engines.calls) % len(names)]
+        await rest(await client.generate(resumable(tenant="one", record=b"one's")))
+        shorter = structs.replace(resumable(tenant="two", record=b"two's"), request_id="s-0-b")
+        await rest(await client.generate(structs.replace(shorter, sampling=request("", 2).sampling)))
+        for tenant, num_tokens in (("one", NUM_TOKENS), ("two", 2)):
+            own = await client.find("s", tenant)
+            assert own is not None
+            assert own.record == f"{tenant}'s".encode()
+            assert own.parts[0].part.num_tokens == num_tokens
+        assert await client.find("s", "three") is None

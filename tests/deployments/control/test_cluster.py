@@ -51,7 +51,7 @@ class HealthOnlyClient:
     async def generate(self, request: GenerateRequest) -> Generation:
         raise NotImplementedError
 
-    async def find(self, name: str) -> FoundStream | None:
+    async def find(self, name: str, tenant: str) -> FoundStream | None:
         raise NotImplementedError
 
     async def adopt(self, request: GenerateRequest, found: FoundPart) -> Generation:

@@ -74,7 +74,7 @@ def wire_messages() -> list[msgspec.Struct]:
         ),
         wire.Backlog(1, 2, 3, 4),
         wire.Detach("a"),
-        wire.Find("s"),
+        wire.Find("s", "tenant"),
         wire.TakeOver(1, "a"),
         wire.Welcome(1, 2, "replica", "model", 16, 3, wire.WIRE_VERSION),
         wire.Refused("a reason"),

@@ -99,6 +99,8 @@ class ScriptedEngine:
     """Whether it scores prompts when it is asked to."""
     requests: list[GenerateRequest] = field(default_factory=list)
     generations: list[ScriptedGeneration] = field(default_factory=list)
+    tenants: dict[str, str] = field(default_factory=dict)
+    """The tenant of each stream in `found`, by its name."""
     found: dict[str, FoundStream] = field(default_factory=dict)
     """Streams that replicas have, by name."""
     adopted: list[FoundPart] = field(default_factory=list)
@@ -125,11 +127,12 @@ class ScriptedEngine:
             self._reader[request.request_id] = generation
             parts = self.found[stream.name].parts if stream.name in self.found else {}
             part = FoundPart("replica-1", StreamPart(stream.index, request.request_id, 0))
-            self.found[stream.name] = FoundStream(stream.tenant, stream.record, {**parts, stream.index: part})
+            self.found[stream.name] = FoundStream(stream.record, {**parts, stream.index: part})
+            self.tenants[stream.name] = stream.tenant
         return generation
 
-    async def find(self, name: str) -> FoundStream | None:
-        return self.found.get(name)
+    async def find(self, name: str, tenant: str) -> FoundStream | None:
+        return self.found.get(name) if self.tenants.get(name) == tenant else None
 
     async def adopt(self, request: GenerateRequest, found: FoundPart) -> ScriptedGeneration:
         self.adopted.append(found)

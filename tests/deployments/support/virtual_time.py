@@ -102,7 +102,7 @@ class VirtualFleet:
         self.open += 1
         return VirtualGeneration(self, replica, request, turn)
 
-    async def find(self, name: str) -> FoundStream | None:
+    async def find(self, name: str, tenant: str) -> FoundStream | None:
         return None
 
     async def adopt(self, request: GenerateRequest, found: FoundPart) -> Generation:
@@ -166,7 +166,7 @@ class ObservedFleet:
     async def health(self) -> FleetHealth:
         return await self._fleet.health()
 
-    async def find(self, name: str) -> FoundStream | None:
+    async def find(self, name: str, tenant: str) -> FoundStream | None:
         return None
 
     async def adopt(self, request: GenerateRequest, found: FoundPart) -> Generation:

@@ -37,5 +37,6 @@ def adoptable(
         index: FoundPart("replica-1", StreamPart(index, f"{name}-{index}", **({"num_tokens": 100} | part)))
         for index in range(num_parts)
     }
-    engine.found[name] = FoundStream(tenant, record, parts)
+    engine.found[name] = FoundStream(record, parts)
+    engine.tenants[name] = tenant
     return name
