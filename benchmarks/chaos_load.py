@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 
+from benchmarks.event_lines import EventLines
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RECONNECT_S = 0.1
 """Seconds before a client connects again."""
@@ -222,7 +224,7 @@ async def put(
             break
         url, outcome.num_reconnects = f"{again}{ask.path}", outcome.num_reconnects + 1
         outcome.is_broken_off, outcome.may_try_again, outcome.error = False, False, None
-        if not events.last_id:  # Nothing can be continued, so it begins again.
+        if not events.lines.last_id:  # Nothing can be continued, so it begins again.
             events = _Events(outcome)
         await asyncio.sleep(RECONNECT_S)
     outcome.ended = time.monotonic()
@@ -231,8 +233,8 @@ async def put(
 
 async def _connect(client: httpx.AsyncClient, url: str, ask: Ask, outcome: Outcome, events: _Events) -> None:
     """Read from one connection."""
-    events.begin()
-    headers = {"last-event-id": events.last_id} if events.last_id else {}
+    events.lines.begin()
+    headers = events.lines.headers
     if outcome.is_resumable:
         headers["accept"] = "text/event-stream"
     try:
@@ -268,27 +270,16 @@ class _Events:
         self._num_tokens = self._num_logprobs = 0
         self._is_done = False
         self._ids: set[str] = set()
-        self._event: dict[str, str] = {}  # the fields of the event that is being read
-        self.last_id = ""
-        """The id of the last event; "" if they have none."""
-
-    def begin(self) -> None:
-        """Forget what the last connection sent of an event that it did not complete."""
-        self._event.clear()
+        self.lines = EventLines()
 
     def take(self, line: str) -> None:
-        """Take a line of the stream. An event counts only with the empty line after it."""
-        name, _, value = line.partition(": ")
-        if line:
-            self._event[name] = value
-            return
-        event, self._event = self._event, {}
-        if "id" in event:
-            self.last_id = event["id"]
-            self._outcome.num_repeated += self.last_id in self._ids
-            self._ids.add(self.last_id)
-        if "data" in event:
-            self._take_data(event["data"])
+        """Take a line of the stream."""
+        fields = self.lines.take(line)
+        if "id" in fields:
+            self._outcome.num_repeated += fields["id"] in self._ids
+            self._ids.add(fields["id"])
+        if "data" in fields:
+            self._take_data(fields["data"])
 
     def _take_data(self, data: str) -> None:
         self._outcome.chunks.append(time.monotonic())
@@ -385,7 +376,7 @@ async def drive(
     seed: int = 0,
 ) -> list[Outcome]:
     """Send random asks until `stop`, then await the open ones. Keeps `at_once` open, or sends `rate` a second.
-    Answers that break off are continued.
+    Continues answers that break off.
     """
     draw = random.Random(seed)
     outcomes: list[Outcome] = []

@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 
+from benchmarks.event_lines import EventLines
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _SUBJECTS = ("itertools.chain", "os.path.join", "json.dumps", "re.sub", "random.shuffle", "heapq.merge")
 _SYSTEM = "You answer questions on the standard library, briefly and with an example. " * 3
@@ -52,7 +54,7 @@ class Tally:
     longest_pause_s: float = 0.0
     """Longest time between two chunks of a stream."""
     broken: list[Broken] = field(default_factory=list)
-    """Connections that broke off, as only a killed ingress may have them do; their streams were continued."""
+    """Connections that broke off, for which only the death of an ingress is an excuse; streams continued."""
     wrong: list[str] = field(default_factory=list)
     """Streams with another token than in peace, with an error, or with no proper end."""
 
@@ -110,12 +112,10 @@ async def honest(
 async def _streamed(client: httpx.AsyncClient, reader: Reader, tally: Tally) -> bool:
     """Stream an ask, or the rest of it; return whether it came to an end, right or wrong."""
     began, ask = time.monotonic(), reader.ask
-    reader.begin()
+    reader.lines.begin()
     try:
         body = {**ask.body, "stream": True, "stream_options": {"include_usage": True}}
-        headers = {"accept": "text/event-stream"}
-        if reader.last_id:
-            headers["last-event-id"] = reader.last_id
+        headers = {"accept": "text/event-stream", **reader.lines.headers}
         async with client.stream("POST", ask.path, json=body, headers=headers) as response:
             if response.status_code != 200:
                 text = (await response.aread()).decode(errors="replace")
@@ -140,9 +140,7 @@ class Reader:
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
-        self.last_id = ""
-        """The id of the last event."""
-        self._event: dict[str, str] = {}  # the fields of the event that is being read
+        self.lines = EventLines()
         self._num_tokens = 0
         self._text = ""
         self._num_used: int | None = None
@@ -150,22 +148,11 @@ class Reader:
         self._last_at: float | None = None
         self.longest_pause_s = 0.0
 
-    def begin(self) -> None:
-        """Forget what the last connection sent of an event that it did not complete."""
-        self._event.clear()
-
     def take(self, line: str) -> None:
-        """Take a line of the event stream. An event counts only with the empty line after it. Raises Wrong."""
-        if line:
-            name, _, value = line.partition(": ")
-            self._event[name] = value
+        """Take a line of the event stream. Raises Wrong."""
+        data = self.lines.take(line).get("data")
+        if data is None:
             return
-        event, self._event = self._event, {}
-        self.last_id = event.get("id", self.last_id)
-        if "data" in event:
-            self._take_data(event["data"])
-
-    def _take_data(self, data: str) -> None:
         now = time.monotonic()
         self.longest_pause_s = max(self.longest_pause_s, now - (self._last_at or now))
         self._last_at = now

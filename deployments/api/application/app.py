@@ -408,7 +408,9 @@ class _Endpoints:
             raise
 
     def _holding(self, request: Request, plan: GenerationPlan, stream: AskedStream) -> GenerationPlan:
-        """Return a plan whose answer holds its request too, of which each engine request gets a copy."""
+        """Return the plan, with memory taken for its stream's request until the answer has ended. Each request to
+        an engine has a copy of it.
+        """
         num_copies = len(plan.encoder.context.prompts) * plan.num_candidates
         if len(stream.record) * num_copies > self._service.streams.max_record_bytes:
             stream.record = b""
