@@ -22,6 +22,7 @@ from engine.loading.load_model import load_model
 from engine.model_config.config import ModelConfig
 from engine.model_files.model_directory import resolve_model
 from engine.parallel.shard import check_divides
+from engine.parallel.stage import starts_of_stages
 from engine.ranks.launcher import LocalProcesses, WorkerLauncher
 from engine.ranks.messages import ReplayTask, StepTask, to_device
 from engine.ranks.pages_of_ranks import PagesOfRanks
@@ -29,6 +30,7 @@ from engine.ranks.rank_group import RankGroup
 from engine.ranks.worker import device_name
 from engine.runner.model_runner import ModelRunner
 from engine.runner.prepared_step import PreparedStep
+from engine.runner.stage_runner import StageRunner
 from engine.settings.config import EngineConfig
 from engine.values.plan import Step, StepPlan, StepResult, StepUnderway, result_of
 
@@ -62,21 +64,27 @@ class ParallelRunner:
         launcher: WorkerLauncher | None = None,
         draft_bytes: int = 0,
     ) -> ParallelRunner:
-        """Load a model as `load_model` does, on `config.tensor_parallel_size` ranks. Also raises RankLost."""
-        launcher, size = launcher or LocalProcesses(), config.tensor_parallel_size
+        """Load a model as `load_model` does, on `config.num_ranks` ranks. Also raises RankLost."""
+        launcher = launcher or LocalProcesses()
         directory = resolve_model(config.model, config.model_revision)
-        check_divides(ModelConfig.from_directory(directory), size, config.expert_parallel)
+        model = ModelConfig.from_directory(directory)
+        check_divides(model, config.tensor_parallel_size, config.expert_parallel)
+        starts = starts_of_stages(model, config.pipeline_parallel_size)
         device = _first_device(config, launcher.shares_gpus)
         config = replace(
             config, model=str(directory), model_revision=None, served_name=config.name, device=device.type
         )
-        rank_group = RankGroup.start(launcher, size)
+        rank_group = RankGroup.start(launcher, config.num_ranks)
         try:
             with rank_group.guarded():
-                ranks = rank_group.join(config, device_name(device), device)
+                ranks = rank_group.join(config, device_name(device), device, starts)
                 runner = load_model(config, draft_kv_bytes, ranks, draft_bytes=draft_bytes)
                 if isinstance(runner.lower_tier, PageMover):
                     runner.lower_tier.join(rank_group)
+                if isinstance(runner, StageRunner):
+                    from engine.ranks.pipeline_runner import PipelineRunner
+
+                    return PipelineRunner(runner, rank_group)
                 return cls(runner, rank_group)
         except BaseException:
             rank_group.close()
@@ -143,12 +151,12 @@ class _SharedStep:
 
 def _first_device(config: EngineConfig, shares_gpus: bool) -> torch.device:
     """Return rank 0's device. Raises ValueError when there are fewer GPUs than ranks."""
-    size, found = config.tensor_parallel_size, torch.cuda.device_count()
+    size, found = config.num_ranks, torch.cuda.device_count()
     if config.device == "cpu" or (config.device == "auto" and not found):
         return torch.device("cpu")
     if found < (size if shares_gpus else 1):
         raise ValueError(
-            f"tensor_parallel_size is {size}, but this machine has {found} GPU{'' if found == 1 else 's'}; "
-            f"lower it to {found} or less, or use a machine with more"
+            f"tensor_parallel_size times pipeline_parallel_size is {size}, but this machine has {found} GPU{'' if found == 1 else 's'}; "
+            f"lower one of them, or use a machine with more"
         )
     return torch.device("cuda", 0)

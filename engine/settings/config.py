@@ -235,6 +235,11 @@ class EngineConfig(SchedulerSettings):
             )
 
     @property
+    def num_ranks(self) -> int:
+        """Processes that share the model: those of each stage, in all stages."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
     def num_micro_batches(self) -> int:
         """Most steps in flight between the stages of a pipeline."""
         return self.micro_batches or self.pipeline_parallel_size
