@@ -61,7 +61,7 @@ class RankGroup:
     """The ranks after the first. The owner closes it; the ranks also end with this process."""
 
     def __init__(self, workers: Workers, connections: Sequence[Connection]) -> None:
-        """`connections`: those to the ranks 1, 2, ..., in this order."""
+        """`connections`: those to the other ranks, in any order; `join` finds out which is whose."""
         self.size = len(connections) + 1
         self._workers, self._connections = workers, connections
         self._ranks: Collective | None = None
@@ -99,10 +99,11 @@ class RankGroup:
         """
         store, port = open_store(self.size)
         self._send(encode(LoadTask(config, port, starts)))
-        names = {0: device_name}
+        names, connection_of = {0: device_name}, {}
         for connection in self._connections:
             ready = self._read_ready(connection)
-            names[ready.rank] = ready.device_name
+            names[ready.rank], connection_of[ready.rank] = ready.device_name, connection
+        self._connections = [connection_of[rank] for rank in range(1, self.size)]
         check_alike(names)
         threading.Thread(target=_watch, args=(weakref.ref(self), self._connections), daemon=True).start()
         shard, stage = Shard.of_engine(config, 0), Stage(0, starts)
