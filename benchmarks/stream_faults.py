@@ -68,7 +68,7 @@ def measure(network: Network, cluster: RayCluster, known: Known, fault: Fault, r
     """Have a fault strike in each round, and return what its streams went through."""
     outcomes: list[Outcome] = []
     for _ in range(rounds):
-        url = cluster.url_of(cluster.workers[0])
+        url = fault.begins_at(cluster)
         outcomes += asyncio.run(answers_under(url, known, lambda: fault.happen(network, cluster), cluster.url))
         fault.end(network, cluster)
     pauses = [outcome.longest_pause for outcome in outcomes if outcome.ask.is_streamed]

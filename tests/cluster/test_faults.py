@@ -56,12 +56,12 @@ def test_an_unmodified_client_of_a_killed_ingress_sees_that_its_answer_is_incomp
 @pytest.mark.parametrize("name", FAULTS)
 def test_no_stream_is_lost_or_different(network: Network, cluster: RayCluster, known: Known, name: str) -> None:
     """Their clients reconnect. What is left of nowhere is generated again, up to where the client continues."""
-    fault, one = FAULTS[name], cluster.workers[0]
+    fault = FAULTS[name]
     if fault.needs_redis and not cluster.outlives_head:
         pytest.skip("Redis is not installed, in which Ray's control state would outlive the head")
     try:
         outcomes = asyncio.run(
-            answers_under(cluster.url_of(one), known, lambda: fault.happen(network, cluster), cluster.url)
+            answers_under(fault.begins_at(cluster), known, lambda: fault.happen(network, cluster), cluster.url)
         )
     finally:
         fault.end(network, cluster)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -25,7 +25,7 @@ APPLICATION: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault. Streams begin at the ingress on the first worker."""
+    """One kind of fault."""
 
     strike: Callable[[Network, RayCluster], None]
     repair: Callable[[Network, RayCluster], None] = lambda network, cluster: None
@@ -34,6 +34,8 @@ class Fault:
     needs_redis: bool = False
     breaks_connections: bool = field(default=False, kw_only=True)
     """Whether clients have to connect again."""
+    begins_at: Callable[[RayCluster], str] = lambda cluster: cluster.url_of(cluster.workers[0])
+    """The URL at which streams begin: by default, the ingress on the first worker."""
 
     async def happen(self, network: Network, cluster: RayCluster) -> None:
         """Strike, and end if it is one that ends by itself."""
@@ -96,6 +98,17 @@ def _killed(name: str) -> Fault:
     return Fault(strike, repair)
 
 
+def _proxy_killed() -> Fault:
+    """Serve's own HTTP proxy. The one that replaces it leads to the ingresses, too."""
+    killed = _killed("ProxyActor")
+
+    def repair(network: Network, cluster: RayCluster) -> None:
+        killed.repair(network, cluster)
+        cluster.wait_for_answer(cluster.proxy_url)
+
+    return replace(killed, repair=repair)
+
+
 def _pause(network: Network, cluster: RayCluster) -> None:
     cluster.workers[1].pause()
 
@@ -147,6 +160,10 @@ FAULTS = {
     "engine killed": Fault(_kill_engine),
     "hub killed": _killed("MetricsHub"),
     "Serve's controller killed": _killed("ServeController"),
+    "Serve's proxy killed": _proxy_killed(),
+    "Serve's proxy killed, under the streams": replace(
+        _proxy_killed(), begins_at=lambda cluster: cluster.proxy_url, breaks_connections=True
+    ),
     "head killed and restarted": Fault(_kill_head, _restart_head, needs_redis=True),
     "ingress killed": Fault(_kill_ingress, breaks_connections=True),
     "host with an engine dies": _host_dies(1),

@@ -1,7 +1,7 @@
 """Ray on test hosts: a head and workers, each with its own raylet, and an application that `serve deploy` starts.
 
 client ─▶ balancer ─▶ worker "one": ingress, engine ─┐
-                 └──▶ worker "two": ingress, engine ─┴─ head: controller, GCS ── Redis, where installed
+                 └──▶ worker "two": ingress, engine ─┴─ head: controller, proxy, GCS ── Redis, where installed
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 _PROGRAMS = Path(sys.executable).parent
-_HEAD_PORT, _DASHBOARD_PORT, _INGRESS_PORT, _REDIS_PORT = 6379, 8265, 8000, 6379
+_HEAD_PORT, _DASHBOARD_PORT, _INGRESS_PORT, _PROXY_PORT, _REDIS_PORT = 6379, 8265, 8000, 8080, 6379
 _WORKER_CPUS, _ENGINE_CPUS = 4, 3
 """What Ray may reserve: a worker has room for one engine."""
 _ENVIRONMENT = {
@@ -36,6 +36,8 @@ _ENVIRONMENT = {
     "RAY_worker_niceness": "0",
     "RAY_prestart_worker_first_driver": "false",
     "RAY_AUTH_MODE": "disabled",  # whatever this machine's user has set up for another Ray
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # else Serve kills a proxy that takes 5 s to start
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # not 10: Serve replaces a proxy after three failed checks
 }
 
 
@@ -52,6 +54,8 @@ class RayCluster:
         self._balancer = network.host("balancer")
         self.url = start_balancer(self._balancer, self.workers, _INGRESS_PORT)
         """The URL of the ingresses behind the balancer."""
+        self.proxy_url = f"http://{self.head.address}:{_PROXY_PORT}"
+        """The URL of the ingresses behind Serve's proxy, which no client needs."""
 
     def start_head(self) -> None:
         """Start Ray on the head. It continues from its state in Redis, if there is any."""
@@ -101,7 +105,8 @@ class RayCluster:
             "runtime_env": {"env_vars": {"PYTHONPATH": str(code)}},
             "deployments": [{"name": "Ingress", "max_replicas_per_node": 1}],
         }
-        config = {"proxy_location": "Disabled", "applications": [application]}
+        proxy = {"host": self.head.address, "port": _PROXY_PORT}
+        config = {"proxy_location": "HeadOnly", "http_options": proxy, "applications": [application]}
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             yaml.safe_dump(config, file)
             file.flush()
@@ -109,8 +114,13 @@ class RayCluster:
             self.head.run(str(_PROGRAMS / "serve"), "deploy", "-a", dashboard, file.name, env=_ENVIRONMENT)
         wait_until(self._is_deployed, timeout_s=900)  # one replica after another, each of which drains
         wait_until(self.is_whole)
-        # The balancer looks at the ingresses in its own time.
-        wait_until(lambda: httpx.get(f"{self.url}/ready", timeout=60).status_code == 200)
+        # The balancer and the proxy learn of the ingresses in their own time.
+        for url in (self.url, self.proxy_url):
+            self.wait_for_answer(url)
+
+    def wait_for_answer(self, url: str) -> None:
+        """Return when an ingress says at this URL that it is ready."""
+        wait_until(lambda: httpx.get(f"{url}/ready", timeout=60).status_code == 200)
 
     def remove(self) -> None:
         """Remove the application, and wait until its processes have ended."""
