@@ -149,6 +149,8 @@ class Request:
     """The result wanted of its prompt, with which it ends: `sampling.pooling`."""
     source: KVSource | None = None
     """Another engine with KV of its beginning."""
+    last_turn: int = 0
+    """The step of a pipeline in which it last had its turn to decode."""
 
     @classmethod
     def make(

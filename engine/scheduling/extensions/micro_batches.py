@@ -1,0 +1,84 @@
+"""Divides the requests that decode over the steps in flight of a pipeline, its micro-batches.
+
+    7 requests, 2 stages, 2 micro-batches
+
+    stage 0   a b c d │ e f g   │ a b c d │ e f g   │ ...
+    stage 1           │ a b c d │ e f g   │ a b c d │ ...
+
+A request is in one step at a time, because its next token depends on the last one. If one step had all requests,
+the other stages would wait for it. So with m micro-batches a step has at most 1/m of them, rounded up: those whose
+last turn is longest ago, so that none waits forever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+from engine.scheduling.waiting_queue import precedence
+from engine.values.request import PENDING, Request
+
+_last_turn = attrgetter("last_turn")
+
+
+class MicroBatches:
+    """Says which requests may decode in a step. Without a pipeline all may, in every step."""
+
+    def __init__(self, num: int) -> None:
+        """At most `num` steps are in flight; 1 without a pipeline."""
+        self._num = num
+        self._num_steps = 0
+        self._takes_all = False
+
+    def begin_step(self, *, is_drained: bool) -> None:
+        """Begin to plan a step. `is_drained`: those in flight had to end before, because a request lacks pages.
+
+        Then it has all requests, so that the first in order gets the pages of the last, as without a
+        pipeline.
+        """
+        self._num_steps += 1
+        self._takes_all = is_drained
+
+    def among(self, decodes: list[Request]) -> ReadyRequests:
+        """Return those of the requests that decode whose last token is known. O(decodes)."""
+        if self._num == 1:
+            return ReadyRequests(decodes)
+        ready = [request for request in decodes if not _is_in_flight(request)]
+        num_rows, num_ready = (sum([request.width for request in some]) for some in (decodes, ready))
+        most = num_rows if self._takes_all else -(-num_rows // self._num)
+        ready.sort(key=_last_turn)
+        return ReadyRequests(ready, most, min(num_rows - num_ready, most), self._num_steps)
+
+
+class ReadyRequests:
+    """The requests that can decode in a step, and how many of them may."""
+
+    def __init__(
+        self, requests: list[Request], most: int | None = None, num_elsewhere: int = 0, turn: int = 0
+    ) -> None:
+        self.requests = requests
+        """In a pipeline, those whose last turn is longest ago come first."""
+        self.num_elsewhere = num_elsewhere
+        """Rows that decode in another step in flight, whose time this one adds to."""
+        self._most, self._turn = most, turn
+
+    def take(self, chosen: Sequence[Request]) -> Sequence[Request]:
+        """Return those of `chosen` that decode in this step, in order of precedence: as many as have room, and at
+        least one, as a beam search may be wider. The others come first in the next step.
+        """
+        if self._most is None:
+            return chosen
+        taken: list[Request] = []
+        num_rows = 0
+        for request in sorted(chosen, key=_last_turn):
+            num_rows += request.width
+            if taken and num_rows > self._most:
+                break
+            request.last_turn = self._turn
+            taken.append(request)
+        return sorted(taken, key=precedence)
+
+
+def _is_in_flight(request: Request) -> bool:
+    """Whether a step in flight samples its next token, or those of its beams."""
+    return any(one.tokens[-1] == PENDING for one in request.beams or (request,))
