@@ -193,7 +193,8 @@ class _Loading:
             other += HostKVPages.device_bytes(config.page_size * _in_a_page(self._groups, small.kv_bytes_per_token))
         free = max(0, free - other)
         slots, state_bytes = 0, self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
-        if state_bytes:
+        if self._shard.delta_net is not None:  # All stages take part, with recurrent layers or without.
+            state_bytes = max(1, state_bytes)
             slots = self._ranks.least(
                 slots_for(config, None if config.kv_pages else free, state_bytes), self._device
             )
