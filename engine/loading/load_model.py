@@ -190,7 +190,9 @@ class _Loading:
         per_token = small.kv_bytes_per_token + self._draft_kv_bytes
         other = self._reserved + self._draft_bytes
         if config.host_kv_gib and self._device.type == "cuda":
-            other += HostKVPages.device_bytes(config.page_size * _in_a_page(self._groups, small.kv_bytes_per_token))
+            other += HostKVPages.device_bytes(
+                config.page_size * _in_a_page(self._groups, small.kv_bytes_per_token)
+            )
         free = max(0, free - other)
         slots, state_bytes = 0, self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
         if self._shard.delta_net is not None:  # All stages take part, with recurrent layers or without.

@@ -1,7 +1,7 @@
 """Operations that the ranks of a model do together: NCCL's on GPUs, gloo's on CPUs, none with one rank.
 
-All ranks of a stage call all of these in the same order. NCCL works on the stream that a step runs on, so graphs record it;
-our own kernel computes small sums (`one_shot.py`). Process groups are made without torch's global one,
+All ranks of a stage call all of these in the same order. NCCL works on the stream that a step runs on, so graphs
+record it; our own kernel computes small sums (`one_shot.py`). Process groups are made without torch's global one,
 so that a process may have several engines. All ranks are on one machine and connect through its loopback address.
 """
 
@@ -101,16 +101,18 @@ class Collective:
             _finish(self._group.broadcast([tensor], _in_stream(dist.BroadcastOptions())))
         return tensor
 
-    def least(self, count: int, device: torch.device) -> int:
-        """Return the smallest of the numbers of the ranks of all stages."""
+    def all_of(self, count: int, device: torch.device) -> list[int]:
+        """Return the number of each rank of all stages."""
         group, where = (self._group, device) if self._everyone is None else (self._everyone, _CPU)
         if group is None:
-            return count
-        number = torch.tensor([count], device=where)
-        options: Any = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MIN
-        group.allreduce([number], options).wait()
-        return int(number)
+            return [count]
+        found = [torch.zeros(1, dtype=torch.int64, device=where) for _ in range(group.size())]
+        group.allgather([found], [torch.tensor([count], device=where)]).wait()
+        return [int(number) for number in found]
+
+    def least(self, count: int, device: torch.device) -> int:
+        """Return the smallest of the numbers of the ranks of all stages."""
+        return min(self.all_of(count, device))
 
     def abort(self) -> None:
         """End operations that wait for a lost rank, from any thread. The group cannot be used afterwards."""

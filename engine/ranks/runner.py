@@ -50,7 +50,7 @@ class ParallelRunner:
         self.host_memory = runner.host_memory
         self.lower_tier = runner.lower_tier
         own = runner.page_memory
-        self.page_memory = None if own is None else PagesOfRanks(own, rank_group)
+        self.page_memory = None if own is None else PagesOfRanks(own, rank_group, runner.part_bytes)
         self.device, self.kv_dtype = runner.device, runner.kv_dtype
         self.attention_name = runner.attention_name
         self.max_model_len, self.fingerprint = runner.max_model_len, runner.fingerprint
@@ -156,7 +156,8 @@ def _first_device(config: EngineConfig, shares_gpus: bool) -> torch.device:
         return torch.device("cpu")
     if found < (size if shares_gpus else 1):
         raise ValueError(
-            f"tensor_parallel_size times pipeline_parallel_size is {size}, but this machine has {found} GPU{'' if found == 1 else 's'}; "
-            f"lower one of them, or use a machine with more"
+            f"tensor_parallel_size is {config.tensor_parallel_size} and pipeline_parallel_size "
+            f"{config.pipeline_parallel_size}, which takes {size} GPUs, but this machine has {found}; lower them, "
+            "or use a machine with more"
         )
     return torch.device("cuda", 0)

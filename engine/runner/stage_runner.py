@@ -1,8 +1,8 @@
 """A rank's runner in a pipeline: it computes its stage's layers, and on the first stage also samples.
 
-    first    begin: copies, embedding, layers ─▶ send hidden states         finish: receive, head, sampling
-    middle   begin: copies, receive, layers ─▶ send hidden states
-    last     begin: copies, receive, layers ─▶ send those of the tokens that the first stage needs
+first    begin: copies, embedding, layers ─▶ send hidden states         finish: receive, head, sampling
+middle   begin: copies, receive, layers ─▶ send hidden states
+last     begin: copies, receive, layers ─▶ send those of the tokens that the first stage needs
 """
 
 from __future__ import annotations
