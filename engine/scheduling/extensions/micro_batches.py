@@ -44,10 +44,11 @@ class MicroBatches:
         if self._num == 1:
             return ReadyRequests(decodes, None, 0, self._turns)
         ready = [request for request in decodes if not _is_in_flight(request)]
-        num_rows, num_ready = (sum([request.width for request in some]) for some in (decodes, ready))
+        num_rows = sum([request.width for request in decodes])
+        num_elsewhere = num_rows - sum([request.width for request in ready])
         most = num_rows if self._takes_all else -(-num_rows // self._num)
         ready.sort(key=_last_turn)
-        return ReadyRequests(ready, most, min(num_rows - num_ready, most), self._turns)
+        return ReadyRequests(ready, most, min(num_elsewhere, most), self._turns)
 
 
 class ReadyRequests:
@@ -81,5 +82,5 @@ class ReadyRequests:
 
 
 def _is_in_flight(request: Request) -> bool:
-    """Whether a step in flight samples its next token, or those of its beams."""
-    return any(one.tokens[-1] == PENDING for one in request.beams or (request,))
+    """Whether a step in flight samples its next token, or those of its beams, which all decode in one step."""
+    return (request.beams[0] if request.beams else request).tokens[-1] == PENDING
