@@ -17,7 +17,7 @@ from torch._C import _distributed_c10d
 
 from engine.layers.linear import Rounded
 from engine.layers.operations import Operations
-from engine.parallel.links import Link
+from engine.parallel.links import StageLink
 from engine.parallel.one_shot import OneShotSum, open_one_shot
 from engine.parallel.shard import Shard
 from engine.parallel.stage import Stage
@@ -40,9 +40,9 @@ class Collective:
         """
         self.shard = shard
         self.stage = stage or Stage()
-        self.before: Link | None = None
+        self.before: StageLink | None = None
         """The link from the previous stage, which for the first is the last; None if there is one stage."""
-        self.after: Link | None = None
+        self.after: StageLink | None = None
         """The link to the next stage, which for the last is the first."""
         self._everyone = everyone
         self.one_shot: OneShotSum | None = None
@@ -162,9 +162,9 @@ def join(
         for number in range(stage.count):  # in the same order on all ranks, because both ends wait for each other
             arrow = _Groups(store, f"from{number}.{shard.rank}", device)
             if number == stage.number:
-                ranks.after = Link(arrow.group(0, 2))
+                ranks.after = StageLink(arrow.group(0, 2))
             elif (number + 1) % stage.count == stage.number:
-                ranks.before = Link(arrow.group(1, 2))
+                ranks.before = StageLink(arrow.group(1, 2))
     return ranks
 
 

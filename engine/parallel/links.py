@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 
-class Link:
+class StageLink:
     """One rank's end of an arrow. Tensors arrive in the order in which they were sent."""
 
     def __init__(self, group: Any) -> None:

@@ -27,7 +27,7 @@ _HOST = torch.device("cpu")
 
 
 class PipelineRunner(ParallelRunner):
-    """Sends each step through all stages. Its steps return at once (`StepUnderway`); call them in one thread."""
+    """Sends each step through all stages. Call its steps in one thread; they return before they are done."""
 
     def __init__(self, runner: StageRunner, rank_group: RankGroup) -> None:
         super().__init__(runner, rank_group)

@@ -23,7 +23,7 @@ from engine.values.stream_delta import StreamDelta
 from tests.engine.support.engines_on_ranks import Layout
 from tests.engine.support.in_process_peers import read_pages
 from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
-from tests.engine.support.rank_processes import Threads
+from tests.engine.support.rank_processes import LastFirst, Threads
 from tests.engine.support.whole_engines import GREEDY, run_prompts, tokens_of
 
 PROMPTS = [random_ids(seed, 90) for seed in (1, 2)]
@@ -40,7 +40,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def replica(
-    model: Path, transport: Literal["zmq", "nixl"] = "zmq", layout: Layout = TWO_RANKS
+    model: Path,
+    transport: Literal["zmq", "nixl"] = "zmq",
+    layout: Layout = TWO_RANKS,
+    launcher: Threads | None = None,
 ) -> Iterator[tuple[Engine, KVExchange]]:
     """An engine with device pages for one prompt, and its exchange."""
     config = EngineConfig(
@@ -55,7 +58,7 @@ def replica(
         host_kv_gib=2**-8,
         host_kv_min_uses=1,
     )
-    engine = Engine.from_config(config, launcher=Threads())
+    engine = Engine.from_config(config, launcher=launcher or Threads())
     try:
         exchange = KVExchange.of(engine, "127.0.0.1", KvFetchSettings(transport=transport), WireSettings())
         assert exchange is not None
@@ -101,6 +104,18 @@ def test_pages_of_the_ranks_of_one_replica_come_to_those_of_another(
             assert events[0].num_cached == NUM_PAGES * 16
             assert (fetching.fetcher.totals().loaded, fetching.fetcher.totals().failed) == (number * NUM_PAGES, 0)
     assert ("its pages go over sockets" in caplog.text) == (transport == "nixl")
+
+
+def test_ranks_that_connect_late_get_their_own_parts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver's ranks 5, 4, ... 1 connect in this order."""
+    layout = Layout(6)
+    with replica(model, layout=layout) as (source, lending):
+        run_prompts(source, PROMPTS[:1])
+        source.loop.start(lambda _: None)
+        with replica(model, layout=layout, launcher=LastFirst(monkeypatch)) as (receiver, _):
+            events = ask(receiver, PROMPTS[0], KVSource(lending.sender.address, 90))
+            assert tokens_of(events) == oracle_greedy(model, PROMPTS[0], GREEDY.max_tokens)
+            assert events[0].num_cached == NUM_PAGES * 16
 
 
 def test_a_page_read_elsewhere_has_both_ranks_parts(model: Path) -> None:
