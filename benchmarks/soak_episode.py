@@ -23,10 +23,19 @@ from tests.engine.support.script import Script
 class Episode:
     """An episode, which runs once. Raises AssertionError when an invariant is violated."""
 
-    def __init__(self, seed: str) -> None:
-        """Draw the engine and the clients from `seed`, which may be any text."""
+    def __init__(self, seed: str, micro_batches: int = 1) -> None:
+        """Draw the engine and the clients from `seed`, which may be any text. With several `micro_batches` the
+        engine is a pipeline, whose steps end sooner or later.
+        """
         self._rng = random.Random(seed)
         self.options = draw_engine(self._rng)
+        if micro_batches > 1:
+            slowness = random.Random(seed + " slowness").choices
+            self.options |= {
+                "overlap": False,
+                "micro_batches": micro_batches,
+                "slowness": lambda: slowness([0, 1, 2, 9], [1, 1, 1, 3])[0],
+            }
         self.weather = Weather.draw(self._rng)
         self.script = Script(**self.options)
         self.counts = Counter[str]()

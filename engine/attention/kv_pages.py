@@ -57,6 +57,7 @@ class KVPages:
         parts: int = 2,
         states: StateSlots | None = None,
         places: Sequence[Place] | None = None,
+        num_groups: int = 1,
     ) -> None:
         """Allocate zeroed pages. On a CPU, the system allocates memory when pages are first written, in units of
         up to 2 MiB for each layer's keys and for its values. `parts`: 2, or 1 if values are part of keys.
@@ -66,7 +67,7 @@ class KVPages:
         """
         self.states = states
         self.places = [Place(0, layer) for layer in range(num_layers)] if places is None else places
-        self.num_groups = 1 + max(place.group for place in self.places)
+        self.num_groups = num_groups
         """Groups of layers with page tables of their own."""
         shape = (num_layers, parts, num_pages + 1, page_size, num_kv_heads, head_dim)
         self.num_pages = num_pages
@@ -97,7 +98,10 @@ class KVPages:
         parts, heads, numbers = model.kv_shape
         num_layers = model.num_kv_layers if groups is None else groups.num_layers
         places = one_group(model) if groups is None else groups.places
-        return cls(num_layers, num_pages, page_size, heads, numbers, dtype, device, parts, states, places)
+        num_groups = 1 if groups is None else groups.num_groups
+        return cls(
+            num_layers, num_pages, page_size, heads, numbers, dtype, device, parts, states, places, num_groups
+        )
 
     def layer(self, index: int) -> torch.Tensor:
         """Return a view of one of a group's layers: [2 or 1, num_pages + 1, page_size, num_kv_heads, head_dim]."""

@@ -50,6 +50,7 @@ from engine.models.decoder import Decoder
 from engine.models.native_decoder import NativeDecoder, unsupported
 from engine.parallel.collective import ALONE, Collective
 from engine.runner.model_runner import ModelRunner
+from engine.runner.stage_runner import StageRunner
 from engine.settings.config import EngineConfig
 from engine.values.plan import StepPlan
 
@@ -70,7 +71,7 @@ def load_model(
     the device that it will take. With several `ranks`, all of them call this together and each loads its share.
     `load_weights` has the signature of `load_decoder`.
     """
-    torch.set_num_threads(config.threads or default_threads(ranks.shard.size))
+    torch.set_num_threads(config.threads or default_threads(ranks.size))
     loading = _Loading(config, draft_kv_bytes, ranks, draft_bytes)
     small = loading.with_a_page(load_weights)
     loading.compile_kernels(small)
@@ -79,7 +80,7 @@ def load_model(
         loading.add_graphs(runner)
     loading.warm_up(runner)
     runner.add_host_pages(loading.num_host_pages(runner))
-    if config.kv_tier is not None and ranks.shard.rank == 0:
+    if config.kv_tier is not None and ranks.rank == 0:
         runner.add_lower_tier(config.kv_tier)
     loading.report(runner)
     return runner
@@ -96,7 +97,10 @@ class _Loading:
         self._whole.unused_keys.check(self._whole.architecture, config.ignored_config_keys)
         self._limit = max_model_len(config, self._whole)
         self._whole = self._whole.for_context(self._limit)
-        self._model = model = ranks.shard.of(self._whole)
+        self._shard = ranks.shard.of(self._whole)
+        """The shape of all layers on a rank of each stage."""
+        self._model = model = ranks.stage.of(self._shard)
+        self._runner = ModelRunner if ranks.stage.count == 1 else StageRunner
         self._dtype = dtype_of(config.dtype, model.dtype, self._device)
         self._kv_dtype = FP8 if config.kv_dtype == "fp8" else self._dtype
         kinds = self._kinds()
@@ -107,7 +111,9 @@ class _Loading:
         groups = layer_groups(config, self._whole, self._limit)
         self._groups = None if isinstance(groups, str) else groups
         self._not_grouped = groups if isinstance(groups, str) else ""
+        self._all_groups = self._groups
         if self._groups is not None:
+            self._groups = self._groups.part(ranks.stage.layers(self._whole.num_layers))
             whole, windowed = shapes(heads)
             of_whole = choose_backend(config.attention, whole, self._dtype, self._device)
             self._backend = GroupedAttention(of_whole, self._attention(windowed))
@@ -153,7 +159,7 @@ class _Loading:
         if isinstance(decoder, Decoder):
             choose_products(decoder, self._device)
         pages = self._pages(self._num_groups, self._kv_dtype, self._groups)
-        runner = ModelRunner(self._model, decoder, self._backend, pages, self._ranks, self._groups)
+        runner = self._runner(self._model, decoder, self._backend, pages, self._ranks, self._groups)
         runner.max_model_len = self._limit
         runner.fingerprint = fingerprint(self._directory, self._config.quantization, self._config.kv_dtype)
         if self._kv_dtype == FP8:
@@ -174,7 +180,7 @@ class _Loading:
 
     def with_all_pages(self, small: ModelRunner) -> tuple[ModelRunner, bool]:
         """Return a runner with all pages that fit, and whether it gets graphs, which take one more page."""
-        config, size = self._config, self._ranks.shard.size
+        config, size = self._config, self._ranks.size
         if config.kv_pages is not None or self._device.type == "cpu":
             free = available_ram() // size if config.kv_pages is None else 0
         else:
@@ -184,31 +190,29 @@ class _Loading:
         per_token = small.kv_bytes_per_token + self._draft_kv_bytes
         other = self._reserved + self._draft_bytes
         if config.host_kv_gib and self._device.type == "cuda":
-            other += HostKVPages.device_bytes(config.page_size * self._in_a_page(small.kv_bytes_per_token))
+            other += HostKVPages.device_bytes(
+                config.page_size * _in_a_page(self._groups, small.kv_bytes_per_token)
+            )
         free = max(0, free - other)
         slots, state_bytes = 0, self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
-        if state_bytes:
+        if self._shard.delta_net is not None:  # All stages take part, with recurrent layers or without.
+            state_bytes = max(1, state_bytes)
             slots = self._ranks.least(
                 slots_for(config, None if config.kv_pages else free, state_bytes), self._device
             )
             free = free_after_slots(config, free, slots * state_bytes)
-        fitting = pages_for(config, free, self._in_a_page(per_token), self._limit, self._groups)
+        fitting = pages_for(config, free, _in_a_page(self._groups, per_token), self._limit, self._groups)
         is_graphed = self._not_in_pieces is None
         num_pages = self._ranks.least(fitting, self._device) + is_graphed
         return small.with_pages(num_pages, slots, max_drafts(config)), is_graphed
 
-    def _in_a_page(self, bytes_per_token: int) -> int:
-        """Return the bytes of a token in the layers of one page, given its bytes in all layers."""
-        if self._groups is None:
-            return bytes_per_token
-        return self._groups.bytes_per_token(bytes_per_token)
-
     def num_host_pages(self, runner: ModelRunner) -> int:
         """Return the number of host pages of each rank."""
         size = self._ranks.shard.size
-        state_bytes = self._model.state_bytes(self._dtype.itemsize) * size
+        state_bytes = self._shard.state_bytes(self._dtype.itemsize) * size
+        bytes_per_token = self._shard.kv_bytes_per_token(runner.kv_dtype.itemsize)
         return host_pages_for(
-            self._config, self._in_a_page(runner.kv_bytes_per_token) * size, state_bytes=state_bytes
+            self._config, _in_a_page(self._all_groups, bytes_per_token) * size, state_bytes=state_bytes
         )
 
     def add_graphs(self, runner: ModelRunner) -> None:
@@ -234,8 +238,8 @@ class _Loading:
             "%d in host memory, %d slots for recurrent states",
             self._whole.architecture,
             self._whole.num_parameters / 1e6,
-            self._ranks.shard.rank,
-            self._ranks.shard.size,
+            self._ranks.rank,
+            self._ranks.size,
             self._dtype,
             self._device,
             self._backend.name,
@@ -248,9 +252,10 @@ class _Loading:
 
     def _decoder(self, load_weights: Callable[..., Decoder]) -> Decoder | NativeDecoder:
         config, size = self._config, self._ranks.shard.size
+        # All stages decide alike, because the type of the hidden states depends on it.
         not_native = f"its attention is {self._backend.name}"
         if self._backend.name == "native":
-            not_native = unsupported(self._model, size) or ""
+            not_native = unsupported(self._shard, size) or ""
         self._check_quantization(not_native)
         is_fp8 = config.quantization == "fp8"
         is_native = not (not_native or is_fp8)
@@ -258,7 +263,7 @@ class _Loading:
             kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) + self._draft_kv_bytes
             free = torch.cuda.mem_get_info(self._device)[0]
             free -= config.max_running * self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
-            check_room(config, self._whole, self._dtype.itemsize, kv_bytes, self._limit, free, size)
+            check_room(config, self._whole, self._dtype.itemsize, kv_bytes, self._limit, free, self._ranks.size)
         decoder = load_weights(
             self._directory,
             self._whole,
@@ -293,9 +298,14 @@ class _Loading:
             self._whole.vocab_size, config.page_size, min(config.max_step_tokens, self._limit)
         )
         unrounded = self._pages(sample.num_pages, self._dtype)
-        ModelRunner(self._model, decoder, self._ungrouped, unrounded, self._ranks).run(sample.plan)
+        self._runner(self._model, decoder, self._ungrouped, unrounded, self._ranks).run(sample.plan)
         sample.set_scales(decoder, unrounded)
 
     def _pages(self, num_pages: int, dtype: torch.dtype, groups: LayerGroups | None = None) -> KVPages:
         states = StateSlots.of(self._model, 1, 0, self._dtype, self._device)
         return KVPages.of(self._model, num_pages, self._config.page_size, dtype, self._device, states, groups)
+
+
+def _in_a_page(groups: LayerGroups | None, bytes_per_token: int) -> int:
+    """Return the bytes of a token in the layers of one page, given its bytes in all layers."""
+    return bytes_per_token if groups is None else groups.bytes_per_token(bytes_per_token)

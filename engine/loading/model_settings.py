@@ -8,6 +8,7 @@ from engine.settings.config import EngineConfig
 
 _ONLY: dict[str, object] = {
     "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
     "quantization": None,
     "speculation": None,
     "kv_dtype": "auto",

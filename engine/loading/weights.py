@@ -24,6 +24,7 @@ from engine.loading.mxfp4 import mxfp4_group
 from engine.loading.quantized_layers import Matrix, is_stored_plain, quantize_layers, widened_group
 from engine.loading.quantized_layers import tensor_groups as quantized_groups
 from engine.loading.stacked_experts import STACKED, round_stacked, stacked_group
+from engine.loading.stage_decoder import keep_own, leave_out_others, own_targets
 from engine.loading.target_parts import WeightTarget
 from engine.loading.targets import HEAD, weight_targets
 from engine.loading.tensor_groups import Expected, TensorGroup
@@ -67,8 +68,12 @@ def load_decoder(
         config, stored = (config.rounded(), Fp8Format()) if fp8 else (config, config.weight_format)
         decoder, targets, groups = plan_loading(config, ranks, tensors, stored, dtype, keeps_blocks)
         unused = check_decoder_tensors(tensors, [tensor for group in groups for tensor in group.tensors], config)
-        if ranks.shard.rank == 0:
+        if ranks.rank == 0:
             Unused.of(directory, config.unused_keys, unused).log(directory)
+        if ranks.stage.count > 1:
+            targets = own_targets(decoder, ranks.stage, targets)
+            groups = _widened_groups(decoder, targets, config, tensors, dtype)
+            leave_out_others(decoder, ranks.stage)
         # Parts that only other ranks have stay zero: a bias, rows after the last token's.
         new = torch.empty if ranks.shard.size == 1 else torch.zeros
         wide = {target.parameter for target in targets.values() if target.added is not None}
@@ -80,6 +85,8 @@ def load_decoder(
                 stream_groups(stored_checkpoint(directory), groups, device)
             else:
                 copy_groups(tensors, groups)
+    if ranks.stage.count > 1:
+        keep_own(decoder, ranks.stage)
     return decoder.eval()
 
 
@@ -167,8 +174,18 @@ def plan_loading(
             round_stacked(decoder, {target.parameter for target in targets.values()})
         if keeps_blocks:
             _keep_blocks(decoder, targets, present)
-    groups = [widening(group, present, dtype) for group in _groups(decoder, targets, config, present)]
-    return decoder, targets, groups
+    return decoder, targets, _widened_groups(decoder, targets, config, present, dtype)
+
+
+def _widened_groups(
+    decoder: Decoder,
+    targets: Mapping[str, WeightTarget],
+    config: ModelConfig,
+    present: Mapping[str, MappedTensor],
+    dtype: torch.dtype,
+) -> list[TensorGroup]:
+    """Return the groups of the tensors of `targets`, which widen blocks that are not kept."""
+    return [widening(group, present, dtype) for group in _groups(decoder, targets, config, present)]
 
 
 def _keep_blocks(

@@ -12,7 +12,7 @@ windowed layers do not fill their last group, its pages have unused room.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from cache import Window
@@ -71,6 +71,17 @@ class LayerGroups:
             group = 0 if span is None else 1 + number // num_full
             places.append(Place(group, number % num_full))
         return cls(num_full, num_groups, max(windowed), tuple(places))
+
+    def part(self, layers: range) -> LayerGroups:
+        """Return the same groups with only the layers of a stage, whose pages have the whole's numbers."""
+        if len(layers) == len(self.places):
+            return self
+        places, seen = [], [0] * self.num_groups
+        for index in layers:
+            group = self.places[index].group
+            places.append(Place(group, seen[group]))
+            seen[group] += 1
+        return replace(self, num_layers=max(seen), places=tuple(places))
 
     def for_cache(self, max_step_tokens: int) -> Window:
         """Return the parameters of the layers with a window for the cache."""

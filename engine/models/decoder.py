@@ -9,7 +9,7 @@ follows it are one operation, so a layer returns x and its MLP's output, not yet
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -193,7 +193,9 @@ class Decoder(nn.Module):
         """`config` is the shape of this rank's layers (`Shard.of`)."""
         super().__init__()
         self.config = config
-        self._ranks = ranks
+        self._ranks, self._rotations = ranks, config.rotations
+        self.first_layer = 0
+        """Number of layers on earlier stages."""
         self._embedding_scale = None if config.embedding_scale == 1 else config.embedding_scale
         self.operations: Callable[[AttentionBatch], Operations] | None = None
         """Makes a step's operations; selected for the device at the first step."""
@@ -210,24 +212,33 @@ class Decoder(nn.Module):
         self.head_few_rows: frozenset[int] = frozenset()
         """Like `PlainLinear.few_rows`, for the output head."""
 
-    def forward(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
-        """Map int64 [N] token ids of a step to hidden states [N, hidden_size]; writes the tokens' KV."""
-        x = embed(self.embed.weight, token_ids, self._ranks)
-        if self._embedding_scale is not None:
-            x = x * self._embedding_scale
+    def forward(
+        self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages, received: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Map int64 [N] token ids of a step, or the hidden states `received` from the stage before, to hidden
+        states [N, hidden_size]; writes the tokens' KV.
+        """
+        x = self._embedded(token_ids) if received is None else received
         if self.operations is None:
-            turned = [dim for _, dim in self.config.rotations]
-            self.operations = operations_for(Rotary.of(self.config.ropes, turned, x.dtype, x.device))
+            ropes, turned = zip(*self._rotations, strict=True)
+            self.operations = operations_for(Rotary.of(ropes, turned, x.dtype, x.device))
         steps = steps_of(step)
         operations = [self.operations(each.batch) for each in steps]
         branch = None
-        owns = [None] * len(self.layers) if self.inputs is None else self.inputs(token_ids, x).unbind(1)
-        for index, (layer, own) in enumerate(zip(self.layers, owns, strict=True)):
+        owns: Sequence[torch.Tensor | None] = [None] * len(self.layers)
+        if self.inputs is not None:
+            start = x if received is None else self._embedded(token_ids)
+            owns = self.inputs(token_ids, start).unbind(1)[self.first_layer :]
+        for index, (layer, own) in enumerate(zip(self.layers, owns, strict=False)):
             group = pages.places[index].group
             x, branch = layer(x, branch, operations[group], steps[group], pages.memory(index), own)
         if branch is None:
             return x
         return x + (branch if self.config.norms.after else self._ranks.sum(branch))
+
+    def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        x = embed(self.embed.weight, token_ids, self._ranks)
+        return x if self._embedding_scale is None else x * self._embedding_scale
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states [R, hidden_size] to float32 of the same shape, normed as for logits."""

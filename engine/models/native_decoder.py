@@ -144,20 +144,26 @@ class NativeDecoder:
         """Bytes of all matrices and of the embedding table."""
         return self._num_packed + (0 if self._embed is None else self._embed.nbytes)
 
-    def __call__(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
-        """Map int64 [N] token ids to hidden states, float32 [N, hidden_size], which the next call overwrites."""
+    def __call__(
+        self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages, received: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Map int64 [N] token ids, or the hidden states `received` from the stage before, to hidden states,
+        float32 [N, hidden_size], which the next call overwrites.
+        """
         kernels, threads = self._kernels, torch.get_num_threads()
         if self._places is not pages.places:
             self._follow(pages)
         steps = [cast("NativeStep", each) for each in steps_of(step)]
         batches = (native.NativeBatch * len(steps))(*(each.struct for each in steps))
-        batches[0].token_ids = token_ids.data_ptr()
+        batches[0].token_ids = token_ids.data_ptr() if received is None else None
         layers = native.pages_struct(pages.data)
         arguments = ctypes.byref(self._model), ctypes.byref(batches)
         size = kernels.forward_bytes(*arguments, threads)
         num_tokens = token_ids.shape[0]
         if self._hidden.shape[0] < num_tokens:
             self._hidden = torch.empty(num_tokens * 5 // 4, self.config.hidden_size)
+        if received is not None:
+            self._hidden[:num_tokens] = received
         kernels.forward(
             *arguments, ctypes.byref(layers), self._workspace.address(size), self._hidden.data_ptr(), threads
         )

@@ -1,7 +1,7 @@
 """Operations that the ranks of a model do together: NCCL's on GPUs, gloo's on CPUs, none with one rank.
 
-All ranks call all of these in the same order. NCCL works on the stream that a step runs on, so graphs record it;
-our own kernel computes small sums (`one_shot.py`). Process groups are made without torch's global one,
+All ranks of a stage call all of these in the same order. NCCL works on the stream that a step runs on, so graphs
+record it; our own kernel computes small sums (`one_shot.py`). Process groups are made without torch's global one,
 so that a process may have several engines. All ranks are on one machine and connect through its loopback address.
 """
 
@@ -17,8 +17,10 @@ from torch._C import _distributed_c10d
 
 from engine.layers.linear import Rounded
 from engine.layers.operations import Operations
+from engine.parallel.links import StageLink
 from engine.parallel.one_shot import OneShotSum, open_one_shot
 from engine.parallel.shard import Shard
+from engine.parallel.stage import Stage
 
 HOST = "127.0.0.1"
 # A rank that dies ends the operation immediately, because its connections close. This timeout is for a rank that
@@ -26,17 +28,36 @@ HOST = "127.0.0.1"
 _TIMEOUT = timedelta(minutes=30)
 _torch: Any = dist  # torch declares the types of stores and groups only in part
 _c10d: Any = _distributed_c10d
+_CPU = torch.device("cpu")
 
 
 class Collective:
-    """One rank's end of the group."""
+    """One rank's end of the group of its stage, and of the links to the other stages."""
 
-    def __init__(self, shard: Shard, group: Any = None) -> None:
-        """`group` is a process group of torch with `shard.size` ranks; None if there is only this rank."""
+    def __init__(self, shard: Shard, group: Any = None, stage: Stage | None = None, everyone: Any = None) -> None:
+        """`group`: a process group of torch with the `shard.size` ranks of this stage; None if there is only this
+        one. `everyone`: one with the ranks of all stages, on the host; None if there is one stage.
+        """
         self.shard = shard
+        self.stage = stage or Stage()
+        self.before: StageLink | None = None
+        """The link from the previous stage, which for the first is the last; None if there is one stage."""
+        self.after: StageLink | None = None
+        """The link to the next stage, which for the last is the first."""
+        self._everyone = everyone
         self.one_shot: OneShotSum | None = None
         """Computes small sums, if GPUs can read each other's memory."""
         self._group = group
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank among those of all stages."""
+        return self.stage.number * self.shard.size + self.shard.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in all stages."""
+        return self.stage.count * self.shard.size
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' `part`, the same on each rank. May overwrite `part`."""
@@ -80,22 +101,26 @@ class Collective:
             _finish(self._group.broadcast([tensor], _in_stream(dist.BroadcastOptions())))
         return tensor
 
+    def all_of(self, count: int, device: torch.device) -> list[int]:
+        """Return the number of each rank of all stages."""
+        group, where = (self._group, device) if self._everyone is None else (self._everyone, _CPU)
+        if group is None:
+            return [count]
+        found = [torch.zeros(1, dtype=torch.int64, device=where) for _ in range(group.size())]
+        group.allgather([found], [torch.tensor([count], device=where)]).wait()
+        return [int(number) for number in found]
+
     def least(self, count: int, device: torch.device) -> int:
-        """Return the smallest of all ranks' numbers."""
-        if self._group is None:
-            return count
-        number = torch.tensor([count], device=device)
-        options: Any = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MIN
-        self._group.allreduce([number], options).wait()
-        return int(number)
+        """Return the smallest of the numbers of the ranks of all stages."""
+        return min(self.all_of(count, device))
 
     def abort(self) -> None:
         """End operations that wait for a lost rank, from any thread. The group cannot be used afterwards."""
         if self.one_shot is not None:
             self.one_shot.abort()
-        if self._group is not None:
-            self._group.abort()
+        for group in (self._group, self._everyone, self.before, self.after):
+            if group is not None:
+                group.abort()
 
 
 ALONE = Collective(Shard())
@@ -115,26 +140,51 @@ def find_store(port: int, size: int) -> Any:
     return _torch.TCPStore(HOST, port, size, is_master=False)
 
 
-def join(store: Any, shard: Shard, device: torch.device, one_shot_kib: int = 0) -> Collective:
-    """Form a group with the other ranks; returns when all have joined. A GPU becomes this thread's current one.
+def join(
+    store: Any, shard: Shard, device: torch.device, one_shot_kib: int = 0, stage: Stage | None = None
+) -> Collective:
+    """Form the groups with the other ranks; returns when all have joined. A GPU becomes this thread's current one.
 
     one_shot_kib: largest sum for `Collective.one_shot`, in KiB; 0: there is none.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        kind = _torch.ProcessGroupNCCL
-        options = kind.Options()
-    else:
-        kind = _torch.ProcessGroupGloo
-        options = kind._Options()
-        options._devices = [kind.create_device(hostname=HOST)]
-    options._timeout = _TIMEOUT
-    ranks = Collective(shard, kind(store, shard.rank, shard.size, options))
-    if one_shot_kib and device.type == "cuda":
-        found = open_one_shot(store, shard, device, one_shot_kib * 1024)
+    stage = stage or Stage()
+    own = _Groups(store, f"stage{stage.number}", device)
+    group = own.group(shard.rank, shard.size) if shard.size > 1 else None
+    ranks = Collective(shard, group, stage)
+    if one_shot_kib and device.type == "cuda" and shard.size > 1:
+        found = open_one_shot(own.store, shard, device, one_shot_kib * 1024)
         if ranks.least(found is not None, device):
             ranks.one_shot = found
+    if stage.count > 1:
+        ranks._everyone = _Groups(store, "everyone", _CPU).group(ranks.rank, ranks.size)
+        for number in range(stage.count):  # in the same order on all ranks, because both ends wait for each other
+            arrow = _Groups(store, f"from{number}.{shard.rank}", device)
+            if number == stage.number:
+                ranks.after = StageLink(arrow.group(0, 2))
+            elif (number + 1) % stage.count == stage.number:
+                ranks.before = StageLink(arrow.group(1, 2))
     return ranks
+
+
+class _Groups:
+    """Makes process groups on one kind of device, through a part of the ranks' store."""
+
+    def __init__(self, store: Any, name: str, device: torch.device) -> None:
+        self.store = _torch.PrefixStore(name, store)
+        self._kind = _torch.ProcessGroupNCCL if device.type == "cuda" else _torch.ProcessGroupGloo
+        self._on_gpu = device.type == "cuda"
+
+    def group(self, rank: int, size: int) -> Any:
+        """Form a group of `size` ranks."""
+        if self._on_gpu:
+            options = self._kind.Options()
+        else:
+            options = self._kind._Options()
+            options._devices = [self._kind.create_device(hostname=HOST)]
+        options._timeout = _TIMEOUT
+        return self._kind(self.store, rank, size, options)
 
 
 def _in_stream(options: Any) -> Any:

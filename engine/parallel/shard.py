@@ -31,8 +31,8 @@ class Shard:
 
     @classmethod
     def of_engine(cls, config: EngineConfig, rank: int) -> Shard:
-        """Return the shard of a rank with these settings."""
-        return cls(rank, config.tensor_parallel_size, config.expert_parallel)
+        """Return the shard of a rank with these settings; each stage's ranks follow those of the stage before."""
+        return cls(rank % config.tensor_parallel_size, config.tensor_parallel_size, config.expert_parallel)
 
     def part(self, count: int) -> slice:
         """Return this rank's part of `count` items; `size` divides `count`."""

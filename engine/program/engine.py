@@ -110,6 +110,12 @@ class Engine:
         """
         if runner.is_encoder:
             config = replace(config, prefix_cache=False, host_kv_gib=0.0, kv_tier=None, preemption="recompute")
+        num_stages = getattr(runner, "num_stages", 1)  # only a pipeline has several
+        if num_stages != config.pipeline_parallel_size:
+            raise ValueError(
+                f"engine.pipeline_parallel_size is {config.pipeline_parallel_size}, but the model was loaded in "
+                f"{num_stages} stages"
+            )
         self.config = config
         self.runner = runner
         self.is_encoder = runner.is_encoder
@@ -149,12 +155,13 @@ class Engine:
             self._host,
             speculator,
             whole_prompts=runner.is_encoder,
+            num_micro_batches=config.num_micro_batches,
         )
         self.grammars = Compiler(self._vocabulary, config.grammar_cache_bytes)
         self.loop = EngineLoop(
             self.scheduler,
             runner,
-            overlap=config.overlap is not False,
+            overlap=config.overlap is not False and num_stages == 1,
             stream_interval_s=config.stream_interval_ms / 1000,
         )
         self._mask_threads = MaskThreads(self.loop.wake)

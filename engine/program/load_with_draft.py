@@ -46,6 +46,8 @@ def load_with_draft_model(
             host_kv_gib=0.0,
             speculation=None,
             tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            micro_batches=None,
             cuda_graphs="off",  # Graphs are recorded below, on the draft model's own pages.
             windowed_kv="off",  # The draft model supports only pages of all layers.
         )

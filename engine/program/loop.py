@@ -19,7 +19,7 @@ from engine.host_tier.peers import LentPages
 from engine.program.deliveries import Deliveries
 from engine.program.self_test import SelfTest
 from engine.program.timed_step import InFlight, TimedStep
-from engine.runner.device_thread import DeviceThread
+from engine.runner.device_thread import CallerThread, DeviceThread, Launcher
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 from engine.values.plan import Runner, StepPlan, StepResult, StepUnderway
@@ -35,6 +35,8 @@ _NOTHING = StepResult((), ())
 _LOAD_SECONDS = 0.005
 # Most seconds between two checks of arriving pages while requests wait for them and nothing can be computed.
 _POLL_SECONDS = 0.005
+# Most seconds between two looks for new requests while a pipeline has room for another step.
+_LOOK_SECONDS = 0.001
 # The next step is planned when this share of the expected time of the step in flight has passed, minus a lead. The
 # lead is this multiple of the last planning time, plus this many seconds.
 _CERTAIN_SHARE = 0.9
@@ -58,15 +60,20 @@ class EngineLoop:
         overlap: bool = False,
         stream_interval_s: float = 0.0,
     ) -> None:
-        """With `overlap`, steps run in a separate thread while this one plans the next. Tokens of short steps are
-        delivered together, `stream_interval_s` apart (`engine/program/deliveries.py`).
+        """With `overlap`, steps run in a separate thread while this one plans the next; a pipeline needs none, as
+        its steps only enter it when they are called. Tokens of short steps are delivered together,
+        `stream_interval_s` apart (`engine/program/deliveries.py`).
         """
         self.scheduler = scheduler
         self.clock = clock
         self._runner = runner
-        self._device = DeviceThread[StepResult | StepUnderway]() if overlap else None
+        self._is_pipeline = scheduler.num_micro_batches > 1
+        # Most steps in flight while another one is planned.
+        self._depth = scheduler.num_micro_batches - 1 if self._is_pipeline else int(overlap)
+        has_thread = overlap and not self._is_pipeline
+        self._device: Launcher[StepResult | StepUnderway] = DeviceThread() if has_thread else CallerThread()
         self._done_at = -math.inf  # when the device ended the last step, if the next one waited for that
-        self._in_flight: InFlight | None = None
+        self._in_flight: deque[InFlight] = deque()  # the oldest first
         self._inbox: deque[Request | str | _Errand] = deque()  # requests to add; ids to abort; other work
         self._num_coming = self._tokens_coming = 0  # requests in the inbox, and their tokens
         self._lock = threading.Lock()
@@ -175,8 +182,7 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished, or a step has failed and a self-test is due."""
-        has_steps = self._in_flight is not None or self.self_test.is_due
-        return bool(self._inbox) or has_steps or self.scheduler.has_work
+        return bool(self._inbox or self._in_flight) or self.self_test.is_due or self.scheduler.has_work
 
     # --- the thread ----------------------------------------------------------------------------------------
 
@@ -203,8 +209,7 @@ class EngineLoop:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout)
-        if self._device is not None:
-            self._device.close(timeout)
+        self._device.close(timeout)
 
     def _run(self) -> None:
         try:
@@ -216,8 +221,8 @@ class EngineLoop:
                     self._wake.wait(timeout=1.0)
                     continue
                 self._deliveries.add(self.step())
-                if self._in_flight is not None:
-                    self._settle(self._in_flight.plan)
+                if self._in_flight:
+                    self._settle(self._in_flight[0].plan)
                 elif not self.has_work:
                     self._deliveries.settle(self.clock(), math.inf)
         except EngineBroken as error:
@@ -233,25 +238,24 @@ class EngineLoop:
     def step(self) -> list[StreamDelta]:
         """Plan the next step and launch it, then apply the result of the previous one; returns all deltas.
 
-        Without overlap, apply the result of the step just launched. The tokens are the same. After a step that
-        failed, test the engine instead. Raises EngineBroken.
+        Without overlap, apply the result of the step just launched. A pipeline applies results before planning.
+        The tokens are the same. After a step that failed, test the engine instead. Raises EngineBroken.
         """
-        before, self._in_flight = self._in_flight, None
+        flying = self._in_flight
         if self.self_test.is_due:
-            return self._test(before)
-        self._wait_to_plan(before)
-        events = self._take_inbox()
-        if before is not None and self.scheduler.needs_results:
-            events += self._take_in(before)
-            before = None
-        self._in_flight = self._launch(events)
-        if self._device is None:
-            before, self._in_flight = self._in_flight, None
-        if before is not None:
-            events += self._take_in(before)
-        elif self._in_flight is None:  # there was nothing to compute
+            return self._test()
+        events = self._wait_to_plan() + self._take_inbox()
+        while flying and self.scheduler.needs_results:
+            events += self._take_in()
+        is_launched = self._launch(events)
+        if not flying:  # there was nothing to compute
             self._update_load()
             self._wait_for_arrivals()
+        elif self._is_pipeline:
+            if not is_launched and not events:
+                self._wait_for_result()
+        elif len(flying) > self._depth or not is_launched:
+            events += self._take_in()
         return events
 
     def _settle(self, plan: StepPlan) -> None:
@@ -265,42 +269,53 @@ class EngineLoop:
         if self.scheduler.has_work and not self._inbox and not self._stopping:
             self._wake.wait(_POLL_SECONDS)
 
-    def _wait_to_plan(self, running: InFlight | None) -> None:
-        """Wait as long as the step in flight allows, so that requests that arrive meanwhile join the next step."""
-        if running is None or running.launched is None or running.step.began is None:
-            return
-        expected = self.scheduler.expected_seconds(running.plan)
-        ends_at = max(running.step.began, self._done_at) + expected * _CERTAIN_SHARE
-        lead = _LEAD_FACTOR * (running.schedule + running.prepare) + _LEAD_SECONDS
-        if running.launched.is_done_within(ends_at - lead - self.clock()):
-            underway = running.step.underway
-            if underway is not None:
-                underway.is_done_within(ends_at - lead - self.clock())
+    def _wait_for_result(self) -> None:
+        """Wait until the oldest step ends, or until something comes that may be planned before."""
+        while not self._wake.is_set() and not self._in_flight[0].is_done_by(self.clock() + _LOOK_SECONDS):
+            pass
+        self._wake.clear()
 
-    def _launch(self, events: list[StreamDelta]) -> InFlight | None:
-        """Plan a step and launch it; None if there is nothing to compute."""
+    def _wait_to_plan(self) -> list[StreamDelta]:
+        """Wait as long as the steps in flight allow, so that requests that arrive meanwhile join the next step.
+
+        In a pipeline, apply the results that are there, and wait for one if there is no room for another step.
+        """
+        flying, events = self._in_flight, list[StreamDelta]()
+        if self._is_pipeline:
+            while len(flying) > self._depth or (flying and flying[0].is_done_by(self.clock())):
+                events += self._take_in()
+        elif flying and (began := flying[0].step.began) is not None:
+            running = flying[0]
+            expected = self.scheduler.expected_seconds(running.plan)
+            lead = _LEAD_FACTOR * (running.schedule + running.prepare) + _LEAD_SECONDS
+            running.is_done_by(max(began, self._done_at) + expected * _CERTAIN_SHARE - lead)
+        return events
+
+    def _launch(self, events: list[StreamDelta]) -> bool:
+        """Plan a step and launch it; False if there is nothing to compute."""
         started = self.clock()
         plan = self.scheduler.schedule(started)
         scheduled = self.clock()
         events += plan.ended
         self._settle(plan)
         if plan.is_empty:
-            return None
+            return False
         if self._load.num_running + self._load.num_waiting == 0:
             self._load = self.scheduler.load(scheduled)  # shows the work even if this step never ends
-        launched = self._prepared(plan)
-        return launched._replace(schedule=scheduled - started, prepare=self.clock() - scheduled)
+        self._in_flight.append(self._launched(plan, scheduled - started))
+        return True
 
-    def _prepared(self, plan: StepPlan) -> InFlight:
-        """Prepare a step, and launch it if steps have a thread of their own."""
-        step = TimedStep(self._runner, plan, self.clock)
-        return InFlight(plan, step, None if self._device is None else self._device.launch(step.run))
+    def _launched(self, plan: StepPlan, schedule: float = 0.0) -> InFlight:
+        """Prepare a step, whose planning took `schedule` seconds, and launch it."""
+        step, prepare = TimedStep.prepared(self._runner, plan, self.clock)
+        return InFlight(plan, step, self._device.launch(step.run), schedule, prepare)
 
-    def _take_in(self, launched: InFlight) -> list[StreamDelta]:
-        """Wait for a step's result and apply it."""
+    def _take_in(self) -> list[StreamDelta]:
+        """Wait for the result of the oldest step in flight and apply it."""
+        launched = self._in_flight.popleft()
         plan = launched.plan
         try:
-            result = self._result(launched)
+            result = launched.wait(self._done_at)
         except EngineBroken:
             raise
         except Exception as error:
@@ -310,21 +325,18 @@ class EngineLoop:
         else:
             ran = self.clock()
             events = self.scheduler.apply(plan, result, ran, launched.step.seconds)
-        self._done_at = -math.inf if launched.step.underway is None else ran
+        # Steps of a pipeline run next to each other, so that none waits for the end of another.
+        self._done_at = -math.inf if self._is_pipeline or launched.step.underway is None else ran
         self._report(launched, result, ran)
         return events
 
-    def _result(self, launched: InFlight) -> StepResult:
-        """Wait for a step's result. Raises the error with which the step failed."""
-        found = launched.step.run() if launched.launched is None else launched.launched.wait()
-        return found if isinstance(found, StepResult) else launched.step.wait(found, self._done_at)
-
-    def _test(self, in_flight: InFlight | None) -> list[StreamDelta]:
-        """Apply the step in flight, or if there is none, test whether the engine can still compute."""
+    def _test(self) -> list[StreamDelta]:
+        """Apply the oldest step in flight, or if there is none, test whether the engine can still compute."""
         self._deliveries.settle(self.clock(), math.inf)
-        if in_flight is not None:
-            return self._take_in(in_flight)
-        self.self_test.run(self.scheduler.cache, lambda plan: self._result(self._prepared(plan)))
+        if self._in_flight:
+            return self._take_in()
+        self.self_test.run(self.scheduler.cache, lambda plan: self._launched(plan).wait(self._done_at))
+        self.scheduler.allocator.host.drop_copies()  # of pages evicted for the test, which overwrote them
         return []
 
     def _take_inbox(self) -> list[StreamDelta]:

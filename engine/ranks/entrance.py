@@ -103,7 +103,7 @@ class Entrance:
             answer_challenge(connection, self._key)
             is_ours = True
         except (AuthenticationError, EOFError, OSError) as error:  # The peer is not our rank, or was cut off.
-            logger.warning("tensor parallelism: rejected a connection that did not prove the key: %s", error)
+            logger.warning("ranks: rejected a connection that did not prove the key: %s", error)
             is_ours = False
         with self._lock:
             del self._proving[peer]

@@ -19,12 +19,12 @@ def load_runner(
     launcher: WorkerLauncher | None = None,
     draft_bytes: int = 0,
 ) -> ModelRunner | ParallelRunner:
-    """Load the model as `load_model` does, on `config.tensor_parallel_size` ranks.
+    """Load the model as `load_model` does, on `config.num_ranks` ranks.
 
     `launcher` starts the ranks after the first; None starts them as processes of this machine.
     """
-    if config.tensor_parallel_size == 1:
+    if config.num_ranks == 1:
         return load_model(config, draft_kv_bytes, draft_bytes=draft_bytes)
-    from engine.ranks.runner import ParallelRunner  # imports msgspec, which a bare GPU machine lacks
+    from engine.ranks.load_on_ranks import load_on_ranks  # imports msgspec, which a bare GPU machine lacks
 
-    return ParallelRunner.load(config, draft_kv_bytes, launcher, draft_bytes)
+    return load_on_ranks(config, draft_kv_bytes, launcher, draft_bytes)

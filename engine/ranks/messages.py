@@ -38,6 +38,8 @@ class LoadTask(msgspec.Struct, frozen=True, tag=True):
     """Its `device` is "cpu" or "cuda"."""
     store_port: int
     """Port of the store through which the ranks form their process group."""
+    starts: tuple[int, ...] = (0,)
+    """The first layer of each stage."""
 
 
 class RankReady(msgspec.Struct, frozen=True, tag=True):
@@ -135,6 +137,10 @@ class StepTask(msgspec.Struct, frozen=True, array_like=True, tag=0):
         return to_device(PreparedStep(**shared, chunks=(), tails=(), has_drafts=False), device)
 
 
+class FinishTask(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Sample for the oldest step that is not finished. Only the first of several stages gets it."""
+
+
 class ReplayTask(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """A `GraphStep` without its requests: the changes of the rows of decodes, which are the same on all ranks."""
 
@@ -216,14 +222,14 @@ def _unpacked(kind: type, value: Any) -> object:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_packed)
 _work = msgspec.msgpack.Decoder(
-    StepTask | ReplayTask | WritePage | ReadPage | LendPage | StorePage, dec_hook=_unpacked
+    StepTask | FinishTask | ReplayTask | WritePage | ReadPage | LendPage | StorePage, dec_hook=_unpacked
 )
 _report = msgspec.msgpack.Decoder(RankReady | RankFailed | MovedPage | PagePart | StoredPage)
 _task = msgspec.msgpack.Decoder(LoadTask)
 
 
 PageTask = WritePage | ReadPage | LendPage | StorePage
-Work = StepTask | ReplayTask | PageTask
+Work = StepTask | FinishTask | ReplayTask | PageTask
 """The tasks of the other ranks once they have loaded their share."""
 PageReport = MovedPage | PagePart | StoredPage
 Report = RankReady | RankFailed | PageReport

@@ -25,10 +25,12 @@ from engine.base.errors import RankLost
 from engine.kv_tier.rank_pages import Moved
 from engine.parallel.collective import HOST, Collective, join, open_store
 from engine.parallel.shard import Shard
+from engine.parallel.stage import Stage
 from engine.ranks.entrance import Entrance
 from engine.ranks.launcher import RankSpec, WorkerLauncher, Workers
 from engine.ranks.messages import (
     MAX_REPORT_BYTES,
+    FinishTask,
     LendPage,
     LoadTask,
     MovedPage,
@@ -59,7 +61,7 @@ class RankGroup:
     """The ranks after the first. The owner closes it; the ranks also end with this process."""
 
     def __init__(self, workers: Workers, connections: Sequence[Connection]) -> None:
-        """`connections`: those to the ranks 1, 2, ..., in this order."""
+        """`connections`: those to the other ranks, in any order; `join` finds out which is whose."""
         self.size = len(connections) + 1
         self._workers, self._connections = workers, connections
         self._ranks: Collective | None = None
@@ -88,21 +90,24 @@ class RankGroup:
                 workers.close()
                 raise
 
-    def join(self, config: EngineConfig, device_name: str, device: torch.device) -> Collective:
-        """Send the ranks their load tasks and form their process group.
+    def join(
+        self, config: EngineConfig, device_name: str, device: torch.device, starts: tuple[int, ...] = (0,)
+    ) -> Collective:
+        """Send the ranks their load tasks and form their process groups. `starts`: the first layer of each stage.
 
         Raises RankLost, and ValueError when the GPUs differ.
         """
         store, port = open_store(self.size)
-        self._send(encode(LoadTask(config, port)))
-        names = {0: device_name}
+        self._send(encode(LoadTask(config, port, starts)))
+        names, connection_of = {0: device_name}, {}
         for connection in self._connections:
             ready = self._read_ready(connection)
-            names[ready.rank] = ready.device_name
+            names[ready.rank], connection_of[ready.rank] = ready.device_name, connection
+        self._connections = [connection_of[rank] for rank in range(1, self.size)]
         check_alike(names)
         threading.Thread(target=_watch, args=(weakref.ref(self), self._connections), daemon=True).start()
-        shard = Shard.of_engine(config, 0)
-        self._ranks = self._join_unless_lost(lambda: join(store, shard, device, config.one_shot_kib))
+        shard, stage = Shard.of_engine(config, 0), Stage(0, starts)
+        self._ranks = self._join_unless_lost(lambda: join(store, shard, device, config.one_shot_kib, stage))
         return self._ranks
 
     def _join_unless_lost(self, join_others: Callable[[], Collective]) -> Collective:
@@ -129,10 +134,10 @@ class RankGroup:
             raise met[0]
         return met[0]
 
-    def send(self, task: StepTask | ReplayTask) -> None:
-        """Send a step to all other ranks. Raises RankLost."""
+    def send(self, task: StepTask | FinishTask | ReplayTask, size: int | None = None) -> None:
+        """Send a step to all other ranks, or to those of the first `size`. Raises RankLost."""
         with self.guarded():
-            self._send(encode(task))
+            self._send(encode(task), size)
 
     def write_page(self, key: bytes, page: int, blocks: Sequence[int]) -> None:
         """Let the other ranks write their parts of a host page (`OtherRanks`)."""
@@ -204,7 +209,7 @@ class RankGroup:
             self._reason = reason
             self._lost.set()
             listeners = list(self._on_lost)
-        logger.error("tensor parallelism: %s", reason)
+        logger.error("ranks: %s", reason)
         if self._ranks is not None:
             self._ranks.abort()
         for listener in listeners:
@@ -221,9 +226,9 @@ class RankGroup:
         """End all ranks after the first. Idempotent."""
         self._end()
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, message: bytes, size: int | None = None) -> None:
         with self._sending:
-            for connection in self._connections:
+            for connection in self._connections[: None if size is None else size - 1]:
                 connection.send_bytes(message)
 
     def _read_ready(self, connection: Connection) -> RankReady:

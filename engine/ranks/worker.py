@@ -10,6 +10,7 @@ import os
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection
 
@@ -21,8 +22,10 @@ from engine.kv_tier.rank_pages import RankPages
 from engine.loading.load_model import load_model
 from engine.parallel.collective import HOST, find_store, join
 from engine.parallel.shard import Shard
+from engine.parallel.stage import Stage
 from engine.ranks.launcher import RankSpec
 from engine.ranks.messages import (
+    FinishTask,
     LendPage,
     LoadTask,
     MovedPage,
@@ -42,6 +45,8 @@ from engine.ranks.messages import (
     read_work,
 )
 from engine.runner.model_runner import ModelRunner
+from engine.runner.prepared_step import PreparedStep
+from engine.runner.stage_runner import Begun, StageRunner
 from engine.values.plan import StepUnderway
 
 
@@ -78,9 +83,11 @@ class _Reports:
 
 def _compute(spec: RankSpec, task: LoadTask, reports: _Reports, inbox: queue.SimpleQueue[bytes | None]) -> None:
     config, shard = task.config, Shard.of_engine(task.config, spec.rank)
+    stage = Stage(spec.rank // shard.size, task.starts)
     device = torch.device(config.device, spec.gpu) if config.device == "cuda" else torch.device("cpu")
     reports.send(RankReady(spec.rank, device_name(device)))
-    ranks = join(find_store(task.store_port, shard.size), shard, device, config.one_shot_kib)
+    store = find_store(task.store_port, shard.size * stage.count)
+    ranks = join(store, shard, device, config.one_shot_kib, stage)
     runner = load_model(config, ranks=ranks)  # on the GPU that `join` selected for this thread
     pages: RankPages | None = None
     if config.kv_tier is not None:
@@ -109,6 +116,8 @@ class _Doing:
     ) -> None:
         self._runner, self._pages, self._parts = runner, pages, parts
         self._reports, self._device = reports, device
+        self._begun: deque[Begun] = deque()
+        """The steps that are on later stages, if this rank is of the first of several."""
         self._underway: StepUnderway | None = None
         """The last step, if it was launched as a graph: only rank 0 waits for tokens."""
 
@@ -118,12 +127,24 @@ class _Doing:
             self._underway = self._runner.replay(work.step())
             return
         if isinstance(work, StepTask):
-            self._runner.compute(work.step(self._device))
+            self._run(work.step(self._device))
+            return
+        if isinstance(work, FinishTask):
+            assert isinstance(self._runner, StageRunner), "only stages finish steps"
+            self._runner.finish(self._begun.popleft())
             return
         if self._underway is not None:  # The GPU may still copy pages.
             self._underway.wait()
             self._underway = None
         self._move(work)
+
+    def _run(self, step: PreparedStep) -> None:
+        if not isinstance(self._runner, StageRunner):
+            self._runner.compute(step)
+        elif self._runner.is_first:
+            self._begun.append(self._runner.begin(step))
+        else:
+            self._runner.begin(step)
 
     def _move(self, task: PageTask) -> None:
         if isinstance(task, WritePage | ReadPage):

@@ -1,4 +1,4 @@
-"""The thread that runs steps while the next one is planned."""
+"""The thread that runs steps: one of their own, while the next one is planned, or the caller's."""
 
 from __future__ import annotations
 
@@ -38,6 +38,22 @@ class DeviceThread(Generic[T]):
         _end(self._work, self._thread, timeout)
 
 
+class CallerThread(Generic[T]):
+    """Runs work immediately, in the thread that launches it."""
+
+    def launch(self, work: Callable[[], T]) -> Launched[T]:
+        """Run `work` and return after it."""
+        launched = Launched(work)
+        launched.run()
+        return launched
+
+    def close(self, timeout: float) -> None:
+        """Do nothing: no work is left."""
+
+
+Launcher = DeviceThread[T] | CallerThread[T]
+
+
 class Launched(Generic[T]):
     """Work that was queued."""
 
@@ -49,7 +65,7 @@ class Launched(Generic[T]):
         self._result: T
 
     def run(self) -> None:
-        """Execute the work. The thread calls this exactly once."""
+        """Execute the work. Its thread calls this exactly once."""
         try:
             self._result = self._work()
         except BaseException as error:  # raised again by `wait`

@@ -84,6 +84,8 @@ class ModelRunner:
         self._host: HostKVPages | None = None
         self.host_memory = HostMemory()
         """The host pages; none until `add_host_pages`."""
+        self.part_bytes: list[int] = []
+        """Bytes of each rank's part of a page, with host pages."""
         self.lower_tier: LowerTier = NoLowerTier()
         """The tier for prefixes for which the host pages have no room; none until `add_lower_tier`."""
         null_slot = None if states is None else states.null_slot
@@ -100,26 +102,32 @@ class ModelRunner:
         if num_pages:
             self._host = HostKVPages(self.pages, num_pages)
             host = self._host
-            self.host_memory = HostMemory(num_pages, host.measure(), host.page_bytes, host.state_pages)
+            state_pages = max(self._ranks.all_of(host.state_pages, self.device))
+            self.host_memory = HostMemory(num_pages, host.measure(), host.page_bytes, state_pages)
+            self.part_bytes = self._ranks.all_of(host.page_bytes, self.device)
 
     def add_lower_tier(self, settings: KVTier) -> None:
         """Keep prefixes in files too. Needs host pages. Raises ValueError when the directory cannot be used."""
         assert self._host is not None
-        self.lower_tier = open_tier(settings, self._host, self.fingerprint, self._ranks.shard.size)
+        self.lower_tier = open_tier(settings, self._host, self._layout, self.part_bytes)
 
     def rank_pages(self, settings: KVTier, report: Callable[[Moved], None]) -> RankPages:
         """Return the mover of a later rank's parts of pages; it calls `report`."""
         assert self._host is not None
-        shard = self._ranks.shard
-        files = rank_files(settings, self._host, self.fingerprint, shard.rank, shard.size)
+        files = rank_files(settings, self._host, self._layout, self._ranks.rank, self._ranks.size)
         return RankPages(files, self._host.pieces, report, self._fence)
+
+    @property
+    def _layout(self) -> str:
+        """The model's fingerprint, and the stages that its pages are divided into."""
+        return self.fingerprint + self._ranks.stage.suffix
 
     @property
     def page_memory(self) -> BytesOfPages | None:
         """The bytes of this rank's pages, for other engines; None without host pages."""
         if self._host is None or self.pages.states is not None or self.layer_groups is not None:
             return None  # KV without its resume point would be of no use there.
-        return BytesOfPages(self.pages, self._host, self.fingerprint)
+        return BytesOfPages(self.pages, self._host, self._layout)
 
     def part_reader(self, report: Callable[[int, bytes | memoryview], None]) -> PartReader | None:
         """Return the reader of a later rank's parts of pages, which calls `report`; None without `page_memory`."""
@@ -206,14 +214,14 @@ class ModelRunner:
         states = StateSlots.of(model, num_slots, max_drafts, dtype, self.device)
         groups = self.layer_groups
         pages = KVPages.of(model, num_pages, self.page_size, self.kv_dtype, self.device, states, groups)
-        runner = ModelRunner(model, self.decoder, self.attention, pages, self._ranks, groups)
+        runner = type(self)(model, self.decoder, self.attention, pages, self._ranks, groups)
         runner.max_model_len, runner.fingerprint = self.max_model_len, self.fingerprint
         return runner
 
     @property
     def takes_all_cores(self) -> bool:
         """Whether steps use all of this process's cores."""
-        threads = torch.get_num_threads() * self._ranks.shard.size
+        threads = torch.get_num_threads() * self._ranks.size
         return self.device.type == "cpu" and threads >= usable_cores()
 
     @property
@@ -263,9 +271,20 @@ class ModelRunner:
         if step.batch is None:
             stages.wait()
             return StepResult((), ())
-        ids = step.token_ids(before)
         stages.begin_forward()
-        hidden, is_replayed = self._hidden(ids, step.batch)
+        hidden, is_replayed = self._hidden(step.token_ids(before), step.batch)
+        return self._sample(step, hidden, before, stages, is_replayed=is_replayed)
+
+    def _sample(
+        self,
+        step: PreparedStep,
+        hidden: torch.Tensor,
+        before: torch.Tensor | None,
+        stages: StageClock,
+        *,
+        is_replayed: bool,
+    ) -> StepResult:
+        """Compute the result of a step from the hidden states of its tokens, [N, hidden_size]."""
         vocab_size = self.model_config.vocab_size
         scores = score(self.decoder.logits, hidden, step.wanted, vocab_size, SLICE_BYTES)
         pooled = pool(self.decoder, hidden, step.pooled) if step.pooled else {}

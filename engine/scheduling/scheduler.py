@@ -24,6 +24,7 @@ from engine.grammar.failure import explain
 from engine.host_tier.host_kv import HostKV
 from engine.host_tier.lender import Lender
 from engine.scheduling.extensions import beam_group
+from engine.scheduling.extensions.micro_batches import MicroBatches
 from engine.scheduling.extensions.recurrent import plan_state
 from engine.scheduling.fits import check_fits
 from engine.scheduling.kv_allocator import KVAllocator
@@ -55,12 +56,17 @@ class Scheduler:
         speculator: Speculator | None = None,
         *,
         whole_prompts: bool = False,
+        num_micro_batches: int = 1,
     ) -> None:
         """`max_model_len` bounds the prompt and output tokens of a request.
 
         Without `host`, KV stays in the tree or is computed again. Without a `speculator` every decode yields one
         token. With `whole_prompts`, each is computed in one step, by itself if it is longer than a step should be.
+        `num_micro_batches` steps may be in flight in a pipeline.
         """
+        self.num_micro_batches = num_micro_batches
+        """Most steps in flight in a pipeline; 1 without one."""
+        self._micro_batches = MicroBatches(num_micro_batches)
         self.cache = cache
         self._page_size = cache.page_size
         # A request that fits in all pages by itself will fit, so no admitted request is stuck forever.
@@ -85,6 +91,7 @@ class Scheduler:
         """Prefixes lent to other engines, between two steps."""
         self._ending: dict[str, FinishReason] = {}  # requests to end between two steps, and why
         self._num_steps = self._num_finished = self._num_in_flight = self._num_planned = 0
+        self._num_elsewhere = 0  # decodes that a step without any delays, in a pipeline
 
     def share(self, namespace: Namespace, token_ids: Sequence[int]) -> int:
         """Share computed tokens with all namespaces for good (`KVCacheManager.share`); return how many of them.
@@ -146,12 +153,12 @@ class Scheduler:
 
     @property
     def needs_results(self) -> bool:
-        """Whether the step in flight has to end before the next one can be planned."""
+        """Whether the steps in flight have to end before the next one can be planned."""
         running, speculator = self.allocator.running, self.speculator
-        return (
-            self.allocator.is_starved
-            or self.allocator.is_swapping
-            or any(request.needs_previous_result for request in running)
+        if self.allocator.is_starved or self.allocator.is_swapping:
+            return True
+        return self.num_micro_batches == 1 and (  # else a request that decodes waits for its result in any case
+            any(request.needs_previous_result for request in running)
             or (speculator.is_on and any(r.tokens[-1] == PENDING and speculator.wants(r) for r in running))
         )
 
@@ -162,18 +169,20 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Plan the next step and take the pages that it needs. A plan without chunks means no work.
 
-        A step may be in flight unless `needs_results`: the tokens that it samples are `PENDING` until it is
+        Steps may be in flight unless `needs_results`: the tokens that they sample are `PENDING` until they are
         applied.
         """
         ended = [self._end(self._requests[id_], reason, now) for id_, reason in list(self._ending.items())]
         step, allocator = StepBuilder(), self.allocator
+        self._micro_batches.begin_step(is_drained=allocator.is_starved or allocator.is_swapping)
         allocator.begin_step(is_in_flight=self._num_in_flight > 0, leaves_room=self._sharers.to_leave_room(now))
         allocator.preempt_for_waiting(step, now, is_shared=self._sharers.are_several)
         self._place_decodes(step, now)
         self._sharing.charge(step.chunks)
         self._place_prompts(step, now)
         for request in step.preempted:
-            self.speculator.forget(request)
+            if request.status is Status.WAITING:  # otherwise it started again in the room of others
+                self.speculator.forget(request)
         step.to_host.add(allocator.host.take_copies())
         plan = step.build(ended)
         self._num_in_flight += not plan.is_empty
@@ -188,16 +197,20 @@ class Scheduler:
                 step.prompts.append(request)
             elif num_tokens < request.longest or request.beams:  # else a step in flight samples its last token
                 (step.deferrable if request.is_deferrable else urgent).append(request)
-        self._decode(step, self._with_shares(step, urgent, now), now)
+        ready = self._micro_batches.among(urgent)
+        self._num_elsewhere = ready.num_elsewhere
+        self._decode(step, ready.take(self._with_shares(step, ready.requests, now)), now)
+        ready = self._micro_batches.among(step.deferrable)
+        step.deferrable = ready.requests
         if step.deferrable and not self._num_urgent_prompts(step):
             count = self._budget.num_deferrable_decodes(len(step.chunks), is_brief=self._sharers.were_urgent(now))
-            self._decode(step, step.deferrable[:count], now)
+            self._decode(step, ready.take(step.deferrable[:count]), now)
 
     def _with_shares(self, step: StepBuilder, decodes: list[Request], now: float) -> list[Request]:
         """Return the requests that decode in this step, of one or several tenants, in order of precedence."""
         if not self._sharers.were_several(now):
             return decodes
-        self._num_planned += 1
+        self._num_planned += self.num_micro_batches == 1  # in a pipeline they come in turn already
         others = itertools.chain(step.prompts, self.waiting) if self._sharers.are_several else ()
         shares = within_shares(decodes, others, self._num_planned)
         if shares is None:  # The others probably return, and would wait for this step.
@@ -237,13 +250,13 @@ class Scheduler:
 
     def _place_prompts(self, step: StepBuilder, now: float) -> None:
         """Share the step's room for prefill, and admit waiting requests that get some of it."""
-        num_decodes = sum([chunk.num_tokens for chunk in step.chunks])
+        num_decodes = sum([chunk.num_tokens for chunk in step.chunks]) or self._num_elsewhere
         num_prompts = self._num_urgent_prompts(step)
         num_deferrable = len(step.prompts) + self._num_startable(self.waiting.num_deferrable)
         if num_prompts or not num_deferrable:
             room = self._budget.room(num_decodes, num_prompts)
         else:
-            has_others = any(not chunk.request.is_deferrable for chunk in step.chunks)
+            has_others = self._num_elsewhere > 0 or any(not chunk.request.is_deferrable for chunk in step.chunks)
             room = self._budget.deferrable_room(
                 num_decodes,
                 num_deferrable,
@@ -322,7 +335,7 @@ class Scheduler:
             if chunk.request.status is Status.RUNNING:
                 events.append(self._pooled(chunk.request, result.pooled[chunk.request.request_id], now))
         if plan.chunks:
-            num_decodes = plan.num_decodes + plan.num_drafts
+            num_decodes = plan.num_decodes + plan.num_drafts or self._num_elsewhere
             self._budget.observe(num_decodes, plan.num_prefill, seconds, plan.prefill_context)
             self.speculator.stepped(len(plan.chunks), plan.num_drafts, plan.num_prefill, now)
         self._num_steps += 1
@@ -503,7 +516,8 @@ class Scheduler:
             lower_tier=self.allocator.host.lower_totals(),
             peers=self.allocator.host.peer_totals(),
             num_finished=self._num_finished,
-            prefill_rate=self._budget.prefill_rate,
+            # Measured by the time until a step comes back, in which a full pipeline computes all its steps.
+            prefill_rate=self._budget.prefill_rate * self.num_micro_batches,
             decode_seconds=self._budget.decode_seconds,
         )
 

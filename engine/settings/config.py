@@ -57,6 +57,12 @@ class EngineConfig(SchedulerSettings):
     one_shot_kib: int = 512
     """With `tensor_parallel_size` on GPUs: one kernel, which reads the other GPUs' memory and also adds and norms,
     computes sums over ranks of up to so many KiB; NCCL computes larger ones. 0: NCCL computes all."""
+    pipeline_parallel_size: int = 1
+    """Stages that each hold some consecutive layers of the model, 1 to 64. A step passes through all of them, and
+    they compute different steps meanwhile."""
+    micro_batches: int | None = None
+    """With `pipeline_parallel_size`: most steps in flight, over which the requests that decode are divided, 1 to
+    128. None: as many as stages."""
     page_size: int = 16
     """Tokens per KV page, 1 to 256."""
     kv_pages: int | None = None
@@ -144,11 +150,20 @@ class EngineConfig(SchedulerSettings):
         _check_range("page_size", self.page_size, 1, 256)
         _check_range("block_tokens", self.block_tokens, 1, 2**20)
         _check_range("tensor_parallel_size", self.tensor_parallel_size, 1, 2**10)
-        if self.tensor_parallel_size > 1 and self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(
-                f"device is {self.device!r}, but tensor_parallel_size is {self.tensor_parallel_size}: it must be "
-                '"auto", "cpu" or "cuda", and each rank takes a GPU of its own'
-            )
+        _check_range("pipeline_parallel_size", self.pipeline_parallel_size, 1, 64)
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if (size := getattr(self, name)) > 1 and self.device not in ("auto", "cpu", "cuda"):
+                raise ValueError(
+                    f"device is {self.device!r}, but {name} is {size}: it must be "
+                    '"auto", "cpu" or "cuda", and each rank takes a GPU of its own'
+                )
+        if self.micro_batches is not None:
+            _check_range("micro_batches", self.micro_batches, 1, 128)
+            if self.micro_batches > 1 and self.pipeline_parallel_size == 1:
+                raise ValueError(
+                    f"micro_batches is {self.micro_batches}, but pipeline_parallel_size is 1: one stage computes "
+                    "one step at a time; set pipeline_parallel_size, or leave micro_batches out"
+                )
         for name in (
             "max_running",
             "max_step_tokens",
@@ -218,6 +233,16 @@ class EngineConfig(SchedulerSettings):
                 f"max_step_tokens must be at least max_running ({self.max_running}): every running request "
                 f"decodes one token per step; got {self.max_step_tokens}"
             )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that share the model: those of each stage, in all stages."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Most steps in flight between the stages of a pipeline."""
+        return self.micro_batches or self.pipeline_parallel_size
 
     @property
     def name(self) -> str:

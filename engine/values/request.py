@@ -149,6 +149,8 @@ class Request:
     """The result wanted of its prompt, with which it ends: `sampling.pooling`."""
     source: KVSource | None = None
     """Another engine with KV of its beginning."""
+    last_turn: int = 0
+    """The number of its last turn to decode in a pipeline, counted over all requests."""
 
     @classmethod
     def make(

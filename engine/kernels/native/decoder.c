@@ -165,17 +165,24 @@ static void add_phase(ThreadTeam *team, const Model *model, const Linear *linear
         add_rows(team, model, buffers->branch, weight, rows, buffers);
 }
 
+static void embed_token(const Model *model, int64_t id, float *x)
+{
+    if (!model->embed) {
+        NAME(widen_output)(&model->table, (int)id, model->embedding_scale, x);
+        return;
+    }
+    const elem *row = model->embed + (size_t)id * model->hidden;
+    for (int i = 0; i < model->hidden; i += LANES)
+        vstore(x + i, vload_elem(row + i));
+}
+
 static void embed_phase(ThreadTeam *team, const Model *model, const Batch *batch, Buffers *buffers)
 {
     int angles = model->num_ropes * model->head_dim / 2;
     for (int token; (token = team_take(team, batch->num_tokens)) < batch->num_tokens;) {
         float *x = buffers->x + (size_t)token * model->hidden;
-        const elem *row = model->embed + (size_t)batch->token_ids[token] * model->hidden;
-        if (model->embed)
-            for (int i = 0; i < model->hidden; i += LANES)
-                vstore(x + i, vload_elem(row + i));
-        else
-            NAME(widen_output)(&model->table, (int)batch->token_ids[token], model->embedding_scale, x);
+        if (batch->token_ids) /* otherwise the stage before has computed x */
+            embed_token(model, batch->token_ids[token], x);
         for (int i = 0; i < angles; i++) {
             float angle = (float)batch->positions[token] * model->inv_freq[i];
             buffers->cosines[(size_t)token * angles + i] = cosf(angle) * model->rope_factors[i];
@@ -258,7 +265,8 @@ static void run_layer(ThreadTeam *team, const Model *model, const Layer *layer, 
     add_phase(team, model, &layer->down, buffers->inner, model->intermediate, layer->output_norm, rows, buffers);
 }
 
-/* Map token ids to hidden states, float32 [num_tokens][hidden]; writes KV. `pages` are the first layer's. There are
+/* Map token ids to hidden states, float32 [num_tokens][hidden]; writes KV. Without token ids, `hidden` has the hidden
+ * states of the stage before. `pages` are the first layer's. There are
  * num_tables batches, which differ only in their block tables and slots; the first one has the token ids. */
 EXPORT void NAME(raydix_forward)(const Model *model, const Batch *batch, const Pages *pages, char *workspace,
                                  float *hidden, int threads)

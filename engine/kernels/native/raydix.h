@@ -105,7 +105,7 @@ typedef struct {
     const int32_t *block_table;  /* [num_rows, table_width] */
     const int64_t *slot_mapping; /* [num_tokens] */
     const int64_t *positions;    /* [num_tokens] */
-    const int64_t *token_ids;    /* [num_tokens] */
+    const int64_t *token_ids;    /* [num_tokens] or NULL */
     const Group *groups;         /* [num_groups] */
     const int32_t *members;      /* rows of the groups */
     const int32_t *shared;       /* [num_rows] positions that the row's group shares; 0: no group. NULL: no groups */

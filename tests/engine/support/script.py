@@ -30,6 +30,7 @@ from tests.engine.support.hash_model import EOS as EOS
 from tests.engine.support.hash_model import VOCABULARY as VOCABULARY
 from tests.engine.support.hash_model import next_token as next_token
 from tests.engine.support.memory_runner import MemoryRunner
+from tests.engine.support.pipeline_runner import PipelineRunner
 from tests.engine.support.scripted_tier import ScriptedTier
 
 _OF_REQUEST = ("output_ids", "priority", "tenant", "is_deferrable", "num_prompt_reported", "source")
@@ -61,6 +62,10 @@ class Script:
     """Host pages that a recurrent state takes."""
     window: tuple[int, int] | None = None
     """Tokens that layers with a window see, and the groups of such layers; None: there are none."""
+    micro_batches: int = 1
+    """Steps in flight in a pipeline; 1: there is none."""
+    slowness: Callable[[], int] = lambda: 2
+    """How often the next step of a pipeline will be looked at before it has ended."""
 
     def __post_init__(self) -> None:
         self.now = 0.0
@@ -75,7 +80,10 @@ class Script:
         )
         limits = {"max_step_ms": None, "max_step_stretch": None, **self.limits}
         max_model_len = limits.pop("max_model_len", 10**6)
-        self.runner = MemoryRunner(self.page_size, 0 if self.window is None else self.window[0])
+        window = 0 if self.window is None else self.window[0]
+        self.runner = MemoryRunner(self.page_size, window)
+        if self.micro_batches > 1:
+            self.runner = PipelineRunner(self.page_size, window, self.micro_batches, self.slowness)
         self.tier = ScriptedTier(self.runner.host, self.page_size)
         self.host = HostKV(
             HostMemory(self.host_pages, state_pages=self.state_pages if self.state_slots else 0),
@@ -92,7 +100,9 @@ class Script:
         if self.drafter is not None:
             speculator = Speculator(self.drafter, self.max_drafts, adaptive=self.is_adaptive)
         settings = SchedulerSettings(**limits)
-        self.scheduler = Scheduler(self.cache, settings, max_model_len, [EOS], self.host, speculator)
+        self.scheduler = Scheduler(
+            self.cache, settings, max_model_len, [EOS], self.host, speculator, num_micro_batches=self.micro_batches
+        )
         _check_promises(self.scheduler.allocator)
         self.loop = EngineLoop(self.scheduler, self.runner, clock=lambda: self.now, overlap=self.overlap)
         self.requests: dict[str, Request] = {}

@@ -1,0 +1,111 @@
+"""A rank's runner in a pipeline: it computes its stage's layers, and on the first stage also samples.
+
+first    begin: copies, embedding, layers ─▶ send hidden states         finish: receive, head, sampling
+middle   begin: copies, receive, layers ─▶ send hidden states
+last     begin: copies, receive, layers ─▶ send those of the tokens that the first stage needs
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.attention.batch import AttentionBatch
+from engine.attention.pinned import on_device
+from engine.models.native_decoder import NativeDecoder
+from engine.parallel.links import StageLink
+from engine.runner.model_runner import ModelRunner
+from engine.runner.prepared_step import PreparedStep
+from engine.runner.stage_clock import StageClock
+from engine.values.plan import StepResult
+
+
+class Begun(NamedTuple):
+    """A step whose hidden states are on their way through the other stages."""
+
+    step: PreparedStep
+    stages: StageClock
+
+
+class StageRunner(ModelRunner):
+    """`run` passes one step through all stages, if all ranks call it; `begin` and `finish` are its two parts."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is a rank of the first stage."""
+        return self._ranks.stage.is_first
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the model."""
+        return self._ranks.stage.count
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of each stage."""
+        return self._ranks.shard.size
+
+    def begin(self, step: PreparedStep) -> Begun:
+        """Compute this stage's layers and send the hidden states to the next stage."""
+        with torch.inference_mode():
+            stages = StageClock(self.device)
+            self._copy_pages(step)
+            if step.batch is not None:
+                stages.begin_forward()
+                hidden = self._layers_of_stage(step.ids, step.batch)
+                if self._ranks.stage.is_last:
+                    hidden = hidden.index_select(0, on_device(needed(step), self.device))
+                elif isinstance(self.decoder, NativeDecoder):
+                    hidden = hidden.clone()  # because the next step overwrites it
+                _link(self._ranks.after).send(hidden)
+            self._copied(step)()
+        return Begun(step, stages)
+
+    def finish(self, begun: Begun, received: torch.Tensor | None = None) -> StepResult:
+        """Return the result of a step that has passed all stages; on later stages, an empty one.
+
+        `received`: the hidden states that the last stage sent, if another thread has received them.
+        """
+        step, stages = begun
+        if step.batch is None or not self.is_first:
+            return StepResult((), ())
+        with torch.inference_mode():
+            rows = needed(step)
+            if received is None:
+                received = self.receive(len(rows))
+            hidden = received
+            if len(rows) < len(step.ids):
+                hidden = received.new_empty(len(step.ids), received.shape[1])
+                hidden.index_copy_(0, on_device(rows, self.device), received)
+            return self._sample(step, hidden, None, stages, is_replayed=False)
+
+    def receive(self, num_rows: int) -> torch.Tensor:
+        """Wait for the next hidden states from the stage before: [num_rows, hidden_size]."""
+        dtype = torch.float32 if isinstance(self.decoder, NativeDecoder) else self.decoder.embed.weight.dtype
+        shape = num_rows, self.model_config.hidden_size
+        return _link(self._ranks.before).receive(torch.empty(shape, dtype=dtype, device=self.device))
+
+    def _compute(self, step: PreparedStep) -> StepResult:
+        return self.finish(self.begin(step))
+
+    def _layers_of_stage(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        received = None if self.is_first else self.receive(len(token_ids))
+        hidden: torch.Tensor = self.decoder(token_ids, self._prepare(batch), self.pages, received)
+        return hidden
+
+
+def needed(step: PreparedStep) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the rows of a step's hidden states that its result depends on, ascending; the last one if none does,
+    so that something comes back when all stages have run the step.
+    """
+    scored = [np.arange(span.row, span.row + len(span.targets)) for span in step.wanted]
+    pooled = np.array([row.row for row in step.pooled], dtype=np.int64)
+    rows = np.unique(np.concatenate([step.sampled_positions.cpu().numpy(), pooled, *scored]))
+    return rows if len(rows) else np.array([len(step.ids) - 1])
+
+
+def _link(link: StageLink | None) -> StageLink:
+    assert link is not None, "a pipeline has several stages"
+    return link
