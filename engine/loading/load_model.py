@@ -38,6 +38,7 @@ from engine.loading.kv_memory import (
 from engine.loading.kv_scales import KVScaleCalibration
 from engine.loading.model_settings import check_recurrent, max_drafts, max_model_len
 from engine.loading.product_choice import choose_products
+from engine.loading.stage_times import report_stages
 from engine.loading.step_memory import measure_step
 from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
 from engine.loading.weights import load_decoder, prefers_input_major
@@ -79,6 +80,7 @@ def load_model(
     if is_graphed:
         loading.add_graphs(runner)
     loading.warm_up(runner)
+    loading.report_stages(runner)
     runner.add_host_pages(loading.num_host_pages(runner))
     if config.kv_tier is not None and ranks.rank == 0:
         runner.add_lower_tier(config.kv_tier)
@@ -226,6 +228,11 @@ class _Loading:
         kinds.append(runner.add_token_graphs(config.max_running, most, widths, capture))
         if config.cuda_graphs == "start":
             capture_all(kinds, self._device, self._reserved)
+
+    def report_stages(self, runner: ModelRunner) -> None:
+        """Measure the stages of a pipeline and log how even they are."""
+        if isinstance(runner, StageRunner):
+            report_stages(runner, self._whole, self._config, self._ranks)
 
     def report(self, runner: ModelRunner) -> None:
         """Log the loaded model and its memory."""
