@@ -322,11 +322,21 @@ def info(
     device: Annotated[
         Device, typer.Option(help="Device whose memory the pages must fit.", rich_help_panel=_ENGINE)
     ] = Device.auto,
+    pipeline_parallel: Annotated[
+        int,
+        typer.Option(help="Stages of a pipeline: show the layers of each.", min=1, rich_help_panel=_ENGINE),
+    ] = 1,
 ) -> None:
     """Show a model's size, what a token of KV costs, how many pages fit and what computes. Loads no weights."""
     from deployments.cli.info import run
 
-    run(model, page_size=page_size, dtype=dtype.value, device=device.value)
+    run(
+        model,
+        page_size=page_size,
+        dtype=dtype.value,
+        device=device.value,
+        pipeline_parallel=pipeline_parallel,
+    )
 
 
 @app.command()
