@@ -133,6 +133,14 @@ def serve(
             show_default="the file's, or as few as hold it",
         ),
     ] = None,
+    pipeline_parallel: Annotated[
+        int | None,
+        typer.Option(
+            help="Stages of consecutive layers in each engine, each on its own GPUs.",
+            min=1,
+            show_default="the file's, or 1",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the settings in effect, each with its reason, and end.")
     ] = False,
@@ -154,6 +162,7 @@ def serve(
         model=model,
         replicas=replicas,
         tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
         dry_run=dry_run,
         quiet=quiet,
         verbose=verbose,
