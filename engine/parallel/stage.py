@@ -61,18 +61,20 @@ class Stage:
         """Return the shape of this stage's layers. The vocabulary stays."""
         return model if self.count == 1 else part_of(model, self.layers(model.num_layers))
 
+    def held(self, model: ModelConfig) -> ModelConfig:
+        """Return a model of the weights of this stage. The first has the tables, and all have the final norm."""
+        return self.of(model) if self.is_first else replace(self.of(model), vocab_size=0)
+
     def weight_bytes(self, model: ModelConfig, element_bytes: int, quantization: str | None = None) -> int:
         """Return the bytes of this stage's weights, counted as `ModelConfig.weight_bytes` counts those of a model.
 
-        The first stage has the tables, and all have the final norm. If layers have inputs of their own, all stages
-        have the embedding and the whole table of these inputs.
+        If layers have inputs of their own, all stages have the embedding and the whole table of these inputs.
         """
-        own = self.of(model)
-        held = own if self.is_first else replace(own, vocab_size=0)
+        held = self.held(model)
         num_bytes = held.weight_bytes(element_bytes, quantization)
         if model.inputs is None:
             return num_bytes
-        shared = model.inputs.num_shared(model.hidden_size, model.num_layers - own.num_layers)
+        shared = model.inputs.num_shared(model.hidden_size, model.num_layers - held.num_layers)
         embedding = 0 if self.is_first else model.vocab_size * model.hidden_size
         return num_bytes + (shared + embedding) * element_bytes
 
