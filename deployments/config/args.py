@@ -115,17 +115,22 @@ class ModelArgs(Settings):
         return self.engines.reserved(self.gpus_per_rank)
 
     @property
+    def gpus_per_stage(self) -> float:
+        """GPUs that Ray reserves for a stage of an engine replica. They are in one machine."""
+        return self.gpus_per_rank * self.engine.tensor_parallel_size
+
+    @property
     def gpus_per_engine(self) -> float:
         """GPUs that Ray reserves for an engine replica."""
-        return self.gpus_per_rank * self.engine.tensor_parallel_size
+        return self.gpus_per_rank * self.engine.num_ranks
 
     @model_validator(mode="after")
     def _a_rank_takes_one_gpu(self) -> Self:
-        size, num_gpus = self.engine.tensor_parallel_size, self.engines.num_gpus
+        size, num_gpus = self.engine.num_ranks, self.engines.num_gpus
         if size > 1 and num_gpus not in (None, 0, 1):
             raise ValueError(
-                f"engines.num_gpus is {num_gpus:g}, but each of the {size} ranks that engine.tensor_parallel_size "
-                "makes reserves it and needs exactly one GPU; leave it out"
+                f"engines.num_gpus is {num_gpus:g}, but each of the {size} ranks (engine.tensor_parallel_size x "
+                "engine.pipeline_parallel_size) reserves it and needs exactly one GPU; leave it out"
             )
         return self
 

@@ -270,7 +270,8 @@ class _Loading:
             kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) + self._draft_kv_bytes
             free = torch.cuda.mem_get_info(self._device)[0]
             free -= config.max_running * self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
-            check_room(config, self._whole, self._dtype.itemsize, kv_bytes, self._limit, free, self._ranks.size)
+            itemsize, stage = self._dtype.itemsize, self._ranks.stage
+            check_room(config, self._whole, itemsize, kv_bytes, self._limit, free, size, stage)
         decoder = load_weights(
             self._directory,
             self._whole,

@@ -60,6 +60,33 @@ class Stage:
         """Return the shape of this stage's layers. The vocabulary stays."""
         return model if self.count == 1 else part_of(model, self.layers(model.num_layers))
 
+    def held(self, model: ModelConfig) -> ModelConfig:
+        """Return a model of the weights of this stage. The first has the tables, and all have the final norm."""
+        return self.of(model) if self.is_first else replace(self.of(model), vocab_size=0)
+
+    def weight_bytes(self, model: ModelConfig, element_bytes: int, quantization: str | None = None) -> int:
+        """Return the bytes of this stage's weights, counted as `ModelConfig.weight_bytes` counts those of a model.
+
+        If layers have inputs of their own, all stages have the embedding and the whole table of these inputs.
+        """
+        held = self.held(model)
+        num_bytes = held.weight_bytes(element_bytes, quantization)
+        if model.inputs is None:
+            return num_bytes
+        shared = model.inputs.num_shared(model.hidden_size, model.num_layers - held.num_layers)
+        embedding = 0 if self.is_first else model.vocab_size * model.hidden_size
+        return num_bytes + (shared + embedding) * element_bytes
+
+
+WHOLE = Stage()
+"""The only stage of a model that is not divided."""
+
+
+def stages_of(model: ModelConfig, count: int) -> list[Stage]:
+    """Return all stages of a pipeline. Raises ValueError as `starts_of_stages` does."""
+    starts = starts_of_stages(model, count)
+    return [Stage(number, starts) for number in range(count)]
+
 
 def part_of(model: ModelConfig, layers: range) -> ModelConfig:
     """Return a model of some consecutive layers of `model`."""
