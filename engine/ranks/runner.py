@@ -74,7 +74,7 @@ class ParallelRunner:
         config = replace(
             config, model=str(directory), model_revision=None, served_name=config.name, device=device.type
         )
-        rank_group = RankGroup.start(launcher, config.num_ranks)
+        rank_group = RankGroup.start(launcher, config.num_ranks, config.rank_interface)
         try:
             with rank_group.guarded():
                 ranks = rank_group.join(config, device_name(device), device, starts)

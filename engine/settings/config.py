@@ -60,6 +60,9 @@ class EngineConfig(SchedulerSettings):
     pipeline_parallel_size: int = 1
     """Stages that each hold some consecutive layers of the model, 1 to 64. A step passes through all of them, and
     they compute different steps meanwhile."""
+    rank_interface: str | None = None
+    """With `pipeline_parallel_size` on several hosts: the network interface of each host, such as "eth1", through
+    which ranks connect. None: the one with the host's address in Ray, and those that reach it."""
     micro_batches: int | None = None
     """With `pipeline_parallel_size`: most steps in flight, over which the requests that decode are divided, 1 to
     128. None: as many as stages."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from engine.parallel.rank_network import ONE_MACHINE
 from engine.ranks.launcher import RankSpec
 from engine.ranks.worker import work
 
@@ -13,6 +14,7 @@ class Threads:
     """Launches ranks as threads. On a machine with GPUs each thread takes its own."""
 
     shares_gpus = True
+    network = ONE_MACHINE
 
     def launch(self, specs: Sequence[RankSpec]) -> RankThreads:
         """Start a thread for each spec."""
