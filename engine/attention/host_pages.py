@@ -92,9 +92,11 @@ class HostKVPages:
             slot.is_free = self._streams.record("steps")
 
     def copy_states_out(self, copies: Sequence[StateCopy]) -> None:
-        """Copy recurrent states to the host, each to `state_pages` pages."""
-        for state, hosts in copies:
-            assert self._states is not None and len(hosts) == self.state_pages
+        """Copy recurrent states to the host, each to the first `state_pages` of its pages: all, unless another
+        stage of the model needs more.
+        """
+        for state, hosts in self._with_states(copies):
+            assert self._states is not None
             packed = F.pad(
                 self._states.packed(state), (0, len(hosts) * self.page_bytes - self._states.state_bytes)
             )
@@ -106,8 +108,8 @@ class HostKVPages:
 
     def copy_states_in(self, copies: Sequence[StateCopy]) -> None:
         """Copy recurrent states from the host."""
-        for state, hosts in copies:
-            assert self._states is not None and len(hosts) == self.state_pages
+        for state, hosts in self._with_states(copies):
+            assert self._states is not None
             packed = torch.empty(len(hosts) * self.page_bytes, dtype=torch.uint8, device=self._device.device)
             pages = packed.view(len(hosts), len(self.data), -1).transpose(0, 1)
             for slot, part in self._parts(list(enumerate(hosts)), filled_by="in"):
@@ -117,9 +119,15 @@ class HostKVPages:
                 slot.is_free = self._streams.record("steps")
             self._states.unpack(state, packed[: self._states.state_bytes])
 
+    def _with_states(self, copies: Sequence[StateCopy]) -> list[tuple[int, Sequence[int]]]:
+        """Return each slot with the host pages that its state fills."""
+        size = self.state_pages
+        assert all(len(hosts) >= size for _, hosts in copies)
+        return [(state, hosts[:size]) for state, hosts in copies if size]
+
     @property
     def state_pages(self) -> int:
-        """Pages of one recurrent state; 0 in a model without any."""
+        """Pages of one recurrent state; 0 in a model, or a stage of one, without any."""
         return 0 if self._states is None else -(-self._states.state_bytes // self.page_bytes)
 
     def _send_out(self, slot: _Slot, hosts: Sequence[int]) -> None:

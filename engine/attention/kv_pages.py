@@ -99,7 +99,9 @@ class KVPages:
         num_layers = model.num_kv_layers if groups is None else groups.num_layers
         places = one_group(model) if groups is None else groups.places
         num_groups = 1 if groups is None else groups.num_groups
-        return cls(num_layers, num_pages, page_size, heads, numbers, dtype, device, parts, states, places, num_groups)
+        return cls(
+            num_layers, num_pages, page_size, heads, numbers, dtype, device, parts, states, places, num_groups
+        )
 
     def layer(self, index: int) -> torch.Tensor:
         """Return a view of one of a group's layers: [2 or 1, num_pages + 1, page_size, num_kv_heads, head_dim]."""

@@ -68,7 +68,9 @@ def why_no_pieces(config: EngineConfig, device: torch.device, model: ModelConfig
     if device.type != "cuda":
         return f"CUDA graphs are for GPUs, not for {device}"
     if config.pipeline_parallel_size > 1:
-        return f"the stages of a pipeline (pipeline_parallel_size {config.pipeline_parallel_size}) run without graphs"
+        return (
+            f"the stages of a pipeline (pipeline_parallel_size {config.pipeline_parallel_size}) run without graphs"
+        )
     return None if model is None else why_not_model(model)
 
 

@@ -7,7 +7,7 @@ evicted prefix ───── on_evict ──▶ │ host pages│ ── load 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cache import CachedPrefix, KVCacheManager, Lease
 from cache.news.prefix_log import PrefixLog
@@ -20,7 +20,7 @@ from engine.host_tier.host_resume_points import host_resume_points
 from engine.host_tier.lower_tier import NO_LOWER_TIER, LowerTier, TierTotals
 from engine.host_tier.peers import NO_PEERS, KVPeers, PeerTotals
 from engine.host_tier.swap import SwapSpace
-from engine.values.plan import StepPlan
+from engine.values.plan import PagePair, StateCopy, StepPlan
 from engine.values.request import Request
 
 
@@ -58,6 +58,7 @@ class HostKV:
         self._prefixes = HostPrefixes(
             self.pool, page_size, min_uses, block_tokens, self._lower, hashes, self._ends
         )
+        self._loading: set[str] = set()  # requests whose pages a step in flight copies to the device
         self.on_evict = self._prefixes.on_evict
         """Called with each node that the device's tree evicts (`KVCacheManager.on_evict`)."""
         self.on_give_up = self._prefixes.on_give_up
@@ -141,15 +142,22 @@ class HostKV:
         """Return the copies of evicted prefixes that the step being planned has to make first."""
         return self._prefixes.take_copies()
 
+    def drop_copies(self) -> None:
+        """Give up the copies that `take_copies` would return, because a step has overwritten their sources."""
+        copies = self.take_copies()
+        self._prefixes.drop(_hosts(copies.pages, copies.states))
+
     def copied(self, plan: StepPlan) -> None:
-        """Note that a step has made its copies to the host."""
-        if hosts := _hosts(plan):
+        """Note that a step has made its copies to the host and from it."""
+        if plan.swap_in or plan.states_in:
+            self._loading -= {chunk.request.request_id for chunk in plan.chunks}
+        if hosts := _hosts(plan.swap_out, plan.states_out):
             self._num_out += len(plan.swap_out) + sum(len(copy.hosts) for copy in plan.states_out)
             self._prefixes.settle(hosts)
 
     def failed(self, plan: StepPlan) -> None:
         """Note that a step failed, so that its copies to the host may be missing."""
-        self._prefixes.drop(_hosts(plan))
+        self._prefixes.drop(_hosts(plan.swap_out, plan.states_out))
         for request in plan.preempted:
             self._swap.forget(request.request_id)
 
@@ -218,8 +226,14 @@ class HostKV:
             assert self._ends is not None
             copies.add(self._ends.restore(lease, end, at_end))
         copies.add(self._prefixes.load(request_id, lease))
+        if copies.pages or copies.states:
+            self._loading.add(request_id)
         self._num_in += len(copies.pages) + sum(len(copy.hosts) for copy in copies.states)
         return copies
+
+    def is_loading(self, request_id: str) -> bool:
+        """Whether a step in flight makes the copies of `load`."""
+        return request_id in self._loading
 
     # --- to other engines ----------------------------------------------------------------------------------
 
@@ -239,8 +253,9 @@ class HostKV:
         if self._has_pages:
             self._swap.forget(request_id)
             self._prefixes.forget(request_id)
+            self._loading.discard(request_id)
 
 
-def _hosts(plan: StepPlan) -> list[int]:
-    """Return the host pages that a step fills; of a state only its first."""
-    return [*[copy.hosts[0] for copy in plan.states_out], *[host for _, host in plan.swap_out]]
+def _hosts(pages: Iterable[PagePair], states: Iterable[StateCopy]) -> list[int]:
+    """Return the host pages that copies fill; of a state only its first."""
+    return [*[copy.hosts[0] for copy in states], *[host for _, host in pages]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.attention.host_pages import HostKVPages
@@ -18,19 +19,21 @@ RETRY_S = 30.0
 """Seconds for which nothing is written after the disk was full or failed."""
 
 
-def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str, num_ranks: int = 1) -> PageMover:
-    """Open the directory and start the threads that move the first rank's pages. Raises ValueError, with the
-    remedy, if the directory cannot be used or holds the pages of another model.
+def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str, part_bytes: Sequence[int]) -> PageMover:
+    """Open the directory and start the threads that move the first rank's pages.
+
+    `part_bytes`: bytes of each rank's part of a page. Raises ValueError, with the remedy, if the directory cannot
+    be used or holds the pages of another model.
     """
     max_bytes = int(settings.disk_gib * 2**30)
-    page_bytes = host.page_bytes * num_ranks
+    page_bytes = sum(part_bytes)
     if max_bytes < page_bytes:
         raise ValueError(
             f"kv_tier.disk_gib is {settings.disk_gib:g}, but one page takes {page_bytes / 2**30:.6f} GiB: raise it"
         )
     directory = _directory(settings.directory, fingerprint)
     return PageMover(
-        PageFiles(directory, host.identity(fingerprint), host.page_bytes, max_bytes, num_ranks),
+        PageFiles(directory, host.identity(fingerprint), part_bytes, max_bytes),
         host.pieces,
         host.page_bytes,
         max_queued=max(1, int(MAX_QUEUED_SHARE * host.num_pages)),

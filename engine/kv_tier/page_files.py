@@ -57,11 +57,11 @@ class PageFiles:
         self,
         directory: Path,
         identity: dict[str, str | int],
-        page_bytes: int,
+        part_bytes: Sequence[int],
         max_bytes: int,
-        num_ranks: int = 1,
     ) -> None:
-        """`identity` identifies the model: its fingerprint and the layout of a page.
+        """`identity` identifies the model: its fingerprint and the layout of a page. `part_bytes`: bytes of each
+        rank's part of a page.
 
         Raises ValueError, with the remedy, if the directory cannot be used or holds the pages of another model.
         """
@@ -70,7 +70,9 @@ class PageFiles:
         """The blocks here that were read so far."""
         self._counts = BlockCounts()
         self._max_bytes = max_bytes
-        self._own = RankFiles(directory, page_bytes, 0, num_ranks)
+        num_ranks = len(part_bytes)
+        self._of_ranks = [RankFiles(directory, size, rank, num_ranks) for rank, size in enumerate(part_bytes)]
+        self._own = self._of_ranks[0]
         self._files: OrderedDict[bytes, _File] = OrderedDict()  # by key, the least recently used first
         self._unread: deque[bytes] = deque()  # pages with unread blocks, the newest last
         self._bytes = 0
@@ -170,7 +172,7 @@ class PageFiles:
 
         With several ranks it writes the first one's part, and the page counts after `add`.
         """
-        size = self._own.size(len(blocks)) * self._own.num_ranks
+        size = self._size(len(blocks))
         if size > self._max_bytes:
             return False
         self._make_room(size)
@@ -179,11 +181,15 @@ class PageFiles:
             self.add(key, blocks)
         return True
 
+    def _size(self, num_blocks: int) -> int:
+        """Return the bytes of all ranks' files of a page."""
+        return sum(files.size(num_blocks) for files in self._of_ranks)
+
     def add(self, key: bytes, blocks: Sequence[int]) -> None:
         """Record that all ranks have written a page."""
         with self._lock:
             self._drop(key)
-            self._put(key, _File(self._own.size(len(blocks)) * self._own.num_ranks, tuple(blocks)))
+            self._put(key, _File(self._size(len(blocks)), tuple(blocks)))
             self.log.store(self._counts.add(blocks))
 
     def read(self, key: bytes, pieces: Sequence[memoryview]) -> bool:

@@ -163,7 +163,7 @@ class _Loading:
         runner = self._runner(self._model, decoder, self._backend, pages, self._ranks, self._groups)
         runner.max_model_len = self._limit
         runner.fingerprint = fingerprint(self._directory, self._config.quantization, self._config.kv_dtype)
-        if not self._ranks.agree(int(runner.fingerprint[:15], 16), self._device):
+        if len(set(self._ranks.all_of(int(runner.fingerprint[:15], 16), self._device))) > 1:
             raise ModelLoadError(
                 f"the files in {self._directory} differ between the hosts of this model's ranks; copy them from one"
             )
@@ -195,7 +195,9 @@ class _Loading:
         per_token = small.kv_bytes_per_token + self._draft_kv_bytes
         other = self._reserved + self._draft_bytes
         if config.host_kv_gib and self._device.type == "cuda":
-            other += HostKVPages.device_bytes(config.page_size * _in_a_page(self._groups, small.kv_bytes_per_token))
+            other += HostKVPages.device_bytes(
+                config.page_size * _in_a_page(self._groups, small.kv_bytes_per_token)
+            )
         free = max(0, free - other)
         slots, state_bytes = 0, self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
         if self._shard.delta_net is not None:  # All stages take part, with recurrent layers or without.

@@ -1,8 +1,8 @@
 """Reduces a decoder to one stage's layers: before its memory is allocated, and after its weights are loaded.
 
-    planned   layers 0 .. 20, named as in the files       for checks of all tensors
-    loading   layers 10 .. 20, the others are empty       still with their numbers in the model
-    loaded    layers 0 .. 10
+planned   layers 0 .. 20, named as in the files       for checks of all tensors
+loading   layers 10 .. 20, the others are empty       still with their numbers in the model
+loaded    layers 0 .. 10
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from engine.parallel.stage import Stage
 
 
 def own_targets(decoder: Decoder, stage: Stage, targets: Mapping[str, WeightTarget]) -> dict[str, WeightTarget]:
-    """Return the targets of the tensors that a stage loads: of its layers, of the final norm, and on the first stage
-    of the tables. Later stages also embed tokens if layers have inputs of their own.
+    """Return the targets of the tensors that a stage loads: of its layers, the final norm and, on the first stage,
+    the tables. Later stages also embed tokens if layers have inputs of their own.
     """
     shared = ("norm.",) if decoder.config.inputs is None else ("norm.", "embed.", "inputs.")
     num_layers = len(decoder.layers)

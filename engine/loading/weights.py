@@ -23,8 +23,8 @@ from engine.loading.mapped_tensors import MappedTensor, release
 from engine.loading.mxfp4 import mxfp4_group
 from engine.loading.quantized_layers import Matrix, is_stored_plain, quantize_layers, widened_group
 from engine.loading.quantized_layers import tensor_groups as quantized_groups
-from engine.loading.stage_decoder import keep_own, leave_out_others, own_targets
 from engine.loading.stacked_experts import STACKED, round_stacked, stacked_group
+from engine.loading.stage_decoder import keep_own, leave_out_others, own_targets
 from engine.loading.target_parts import WeightTarget
 from engine.loading.targets import HEAD, weight_targets
 from engine.loading.tensor_groups import Expected, TensorGroup

@@ -73,7 +73,7 @@ class LayerGroups:
         return cls(num_full, num_groups, max(windowed), tuple(places))
 
     def part(self, layers: range) -> LayerGroups:
-        """Return the same groups with only these layers: of a stage, whose pages have the numbers of the whole's."""
+        """Return the same groups with only the layers of a stage, whose pages have the whole's numbers."""
         if len(layers) == len(self.places):
             return self
         places, seen = [], [0] * self.num_groups

@@ -215,8 +215,8 @@ class Decoder(nn.Module):
     def forward(
         self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages, received: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Map int64 [N] token ids of a step, or the hidden states `received` from the stage before, to hidden states
-        [N, hidden_size]; writes the tokens' KV.
+        """Map int64 [N] token ids of a step, or the hidden states `received` from the stage before, to hidden
+        states [N, hidden_size]; writes the tokens' KV.
         """
         x = self._embedded(token_ids) if received is None else received
         if self.operations is None:

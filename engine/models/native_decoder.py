@@ -147,8 +147,8 @@ class NativeDecoder:
     def __call__(
         self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages, received: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Map int64 [N] token ids, or the hidden states `received` from the stage before, to hidden states, float32
-        [N, hidden_size], which the next call overwrites.
+        """Map int64 [N] token ids, or the hidden states `received` from the stage before, to hidden states,
+        float32 [N, hidden_size], which the next call overwrites.
         """
         kernels, threads = self._kernels, torch.get_num_threads()
         if self._places is not pages.places:

@@ -1,7 +1,7 @@
 """Operations that the ranks of a model do together: NCCL's on GPUs, gloo's on CPUs, none with one rank.
 
-All ranks of a stage call all of these in the same order. NCCL works on the stream that a step runs on, so graphs record it;
-our own kernel computes small sums (`one_shot.py`). Process groups are made without torch's global one,
+All ranks of a stage call all of these in the same order. NCCL works on the stream that a step runs on, so graphs
+record it; our own kernel computes small sums (`one_shot.py`). Process groups are made without torch's global one,
 so that a process may have several engines. The ranks of a stage are on one machine; stages may be on several.
 """
 
@@ -16,7 +16,7 @@ from torch._C import _distributed_c10d
 
 from engine.layers.linear import Rounded
 from engine.layers.operations import Operations
-from engine.parallel.links import Link
+from engine.parallel.links import StageLink
 from engine.parallel.one_shot import OneShotSum, open_one_shot
 from engine.parallel.rank_network import ONE_MACHINE, RankNetwork, let_nccl_use
 from engine.parallel.shard import Shard
@@ -39,9 +39,9 @@ class Collective:
         """
         self.shard = shard
         self.stage = stage or Stage()
-        self.before: Link | None = None
+        self.before: StageLink | None = None
         """The link from the previous stage, which for the first is the last; None if there is one stage."""
-        self.after: Link | None = None
+        self.after: StageLink | None = None
         """The link to the next stage, which for the last is the first."""
         self._everyone = everyone
         self.one_shot: OneShotSum | None = None
@@ -100,20 +100,18 @@ class Collective:
             _finish(self._group.broadcast([tensor], _in_stream(dist.BroadcastOptions())))
         return tensor
 
-    def least(self, count: int, device: torch.device) -> int:
-        """Return the smallest of the numbers of the ranks of all stages."""
+    def all_of(self, count: int, device: torch.device) -> list[int]:
+        """Return the number of each rank of all stages."""
         group, where = (self._group, device) if self._everyone is None else (self._everyone, _CPU)
         if group is None:
-            return count
-        number = torch.tensor([count], device=where)
-        options: Any = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MIN
-        group.allreduce([number], options).wait()
-        return int(number)
+            return [count]
+        found = [torch.zeros(1, dtype=torch.int64, device=where) for _ in range(group.size())]
+        group.allgather([found], [torch.tensor([count], device=where)]).wait()
+        return [int(number) for number in found]
 
-    def agree(self, number: int, device: torch.device) -> bool:
-        """Whether the ranks of all stages have the same number, below 2**63."""
-        return self.least(number, device) == -self.least(-number, device)
+    def least(self, count: int, device: torch.device) -> int:
+        """Return the smallest of the numbers of the ranks of all stages."""
+        return min(self.all_of(count, device))
 
     def abort(self) -> None:
         """End operations that wait for a lost rank, from any thread. The group cannot be used afterwards."""
@@ -170,9 +168,9 @@ def join(
         for number in range(stage.count):  # in the same order on all ranks, because both ends wait for each other
             arrow = _Groups(store, f"from{number}.{shard.rank}", device, network)
             if number == stage.number:
-                ranks.after = Link(arrow.group(0, 2))
+                ranks.after = StageLink(arrow.group(0, 2))
             elif (number + 1) % stage.count == stage.number:
-                ranks.before = Link(arrow.group(1, 2))
+                ranks.before = StageLink(arrow.group(1, 2))
     return ranks
 
 

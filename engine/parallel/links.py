@@ -1,8 +1,8 @@
-"""The connections of a rank to the same rank of the neighbouring stages, in a ring: NCCL's on GPUs, gloo's on CPUs.
+"""The connections of a rank to those of the neighbouring stages, in a ring: NCCL's on GPUs, gloo's on CPUs.
 
-    stage 0 ──▶ stage 1 ──▶ stage 2 ─┐      each arrow is a process group of two ranks, so what is on its way in one
-       ▲                             │      does not delay what goes through another
-       └─────────────────────────────┘
+stage 0 ──▶ stage 1 ──▶ stage 2 ─┐      each arrow is a process group of two ranks, so what is on its way in one
+   ▲                             │      does not delay what goes through another
+   └─────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 
-class Link:
+class StageLink:
     """One rank's end of an arrow. Tensors arrive in the order in which they were sent."""
 
     def __init__(self, group: Any) -> None:

@@ -3,9 +3,9 @@
     stage 0   embedding ─▶ layers 0 .. 9  ── hidden states of all tokens ──▶ stage 1   layers 10 .. 20
               norm, head, sampler ◀── hidden states of the tokens that sample ──┘
 
-The last stage sends hidden states back, not logits: a row of them is as long as the model is wide, a row of logits as
-long as the vocabulary. Embedding and output head, often one table, are therefore on the same stage, as is the sampler,
-which knows the requests.
+The last stage sends hidden states back, not logits: a row of them is as long as the model is wide, a row of logits
+as long as the vocabulary. Embedding and output head, often one table, are therefore on the same stage, and so is
+the sampler, which knows the requests.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def starts_of_stages(model: ModelConfig, count: int) -> tuple[int, ...]:
     if count > len(borders) - 1:
         raise ValueError(
             f"pipeline_parallel_size is {count}, but the {model.num_layers} layers of this model "
-            f"({model.architecture}) can be divided into at most {len(borders) - 1} stages, each with keys and values "
-            "of its own; lower it"
+            f"({model.architecture}) can be divided into at most {len(borders) - 1} stages, each with keys and "
+            "values of its own; lower it"
         )
     costs = [0.0, *accumulate(_cost(model, range(i, i + 1)) for i in range(model.num_layers))]
     head = model.vocab_size * model.hidden_size

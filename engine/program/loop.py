@@ -19,7 +19,7 @@ from engine.host_tier.peers import LentPages
 from engine.program.deliveries import Deliveries
 from engine.program.self_test import SelfTest
 from engine.program.timed_step import InFlight, TimedStep
-from engine.runner.device_thread import CallerThread, DeviceThread
+from engine.runner.device_thread import CallerThread, DeviceThread, Launcher
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 from engine.values.plan import Runner, StepPlan, StepResult, StepUnderway
@@ -70,8 +70,8 @@ class EngineLoop:
         self._is_pipeline = scheduler.num_micro_batches > 1
         # Most steps in flight while another one is planned.
         self._depth = scheduler.num_micro_batches - 1 if self._is_pipeline else int(overlap)
-        self._device: DeviceThread[StepResult | StepUnderway] | CallerThread[StepResult | StepUnderway]
-        self._device = DeviceThread() if overlap and not self._is_pipeline else CallerThread()
+        has_thread = overlap and not self._is_pipeline
+        self._device: Launcher[StepResult | StepUnderway] = DeviceThread() if has_thread else CallerThread()
         self._done_at = -math.inf  # when the device ended the last step, if the next one waited for that
         self._in_flight: deque[InFlight] = deque()  # the oldest first
         self._inbox: deque[Request | str | _Errand] = deque()  # requests to add; ids to abort; other work
@@ -307,9 +307,7 @@ class EngineLoop:
 
     def _launched(self, plan: StepPlan, schedule: float = 0.0) -> InFlight:
         """Prepare a step, whose planning took `schedule` seconds, and launch it."""
-        before = self.clock()
-        step = TimedStep(self._runner, plan, self.clock)
-        prepare = self.clock() - before
+        step, prepare = TimedStep.prepared(self._runner, plan, self.clock)
         return InFlight(plan, step, self._device.launch(step.run), schedule, prepare)
 
     def _take_in(self) -> list[StreamDelta]:
@@ -338,6 +336,7 @@ class EngineLoop:
         if self._in_flight:
             return self._take_in()
         self.self_test.run(self.scheduler.cache, lambda plan: self._launched(plan).wait(self._done_at))
+        self.scheduler.allocator.host.drop_copies()  # of pages evicted for the test, which overwrote them
         return []
 
     def _take_inbox(self) -> list[StreamDelta]:

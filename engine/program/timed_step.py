@@ -24,6 +24,12 @@ class TimedStep:
         except Exception as error:  # `run` raises it, as if the step itself had failed.
             self._step = partial(_raise, error)
 
+    @classmethod
+    def prepared(cls, runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> tuple[TimedStep, float]:
+        """Prepare a step; returns it, and the seconds that this took."""
+        before = clock()
+        return cls(runner, plan, clock), clock() - before
+
     def run(self) -> StepResult | StepUnderway:
         """Execute the step, or launch it. Call exactly once."""
         self.began = self.clock()

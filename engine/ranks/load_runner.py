@@ -25,6 +25,6 @@ def load_runner(
     """
     if config.num_ranks == 1:
         return load_model(config, draft_kv_bytes, draft_bytes=draft_bytes)
-    from engine.ranks.runner import ParallelRunner  # imports msgspec, which a bare GPU machine lacks
+    from engine.ranks.load_on_ranks import load_on_ranks  # imports msgspec, which a bare GPU machine lacks
 
-    return ParallelRunner.load(config, draft_kv_bytes, launcher, draft_bytes)
+    return load_on_ranks(config, draft_kv_bytes, launcher, draft_bytes)

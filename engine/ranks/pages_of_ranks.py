@@ -41,17 +41,18 @@ class LendingRanks(Protocol):
 class PagesOfRanks:
     """Implements `PageMemory`. Pages can be read and written in any thread."""
 
-    def __init__(self, own: BytesOfPages, ranks: LendingRanks) -> None:
-        """`own` has the first rank's parts; those of the others have the same size."""
+    def __init__(self, own: BytesOfPages, ranks: LendingRanks, part_bytes: Sequence[int]) -> None:
+        """`own` has the first rank's parts; `part_bytes`: bytes of each rank's part."""
         self.identity = json.dumps({"rank": json.loads(own.identity), "ranks": ranks.size}, sort_keys=True)
-        self.page_bytes = own.page_bytes * ranks.size
+        self.page_bytes = sum(part_bytes)
+        self._ends = list(itertools.accumulate(part_bytes))
         self._own, self._ranks = own, ranks
         self._numbers = itertools.count()
         self._awaited: dict[int, _Parts] = {}
         self._on_read: Callable[[], None] = lambda: None
         self._num_unstored = 0
         self._stored = threading.Condition()
-        ranks.on_part(self._take, own.page_bytes)
+        ranks.on_part(self._take, max(part_bytes))
 
     def reading(self, is_device: bool, page: int) -> _Parts:
         """Implement `PageMemory`."""
@@ -66,12 +67,12 @@ class PagesOfRanks:
 
     def write(self, page: int, data: memoryview) -> None:
         """Implement `PageMemory`. Waits while the other ranks have many pages to store."""
-        size, others = self._own.page_bytes, self._ranks.size - 1
+        others = self._ranks.size - 1
         with self._stored:
             self._stored.wait_for(lambda: self._num_unstored < _MOST_UNSTORED * others, _STORE_S)
             self._num_unstored += others
-        self._ranks.store_page(page, [data[start : start + size] for start in range(size, len(data), size)])
-        self._own.write(page, data[:size])
+        self._ranks.store_page(page, [data[start:end] for start, end in itertools.pairwise(self._ends)])
+        self._own.write(page, data[: self._ends[0]])
 
     def regions(self) -> None:
         """Implement `PageMemory`: each rank is a separate process."""

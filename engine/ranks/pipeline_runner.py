@@ -5,8 +5,8 @@ loop ── prepare: StepTask to all ───▶ │ stage 0  begin A   begin B
 receiver ◀── A's hidden states ───────┘
 loop ── FinishTask to stage 0 ──▶ tokens of A
 
-The device thread runs `begin` and `finish` in the order in which the loop asks for them, and the other ranks of the
-stage in the same order, because the loop sends them a task for each.
+The device thread runs `begin` and `finish` in the order in which the loop asks for them. The other ranks of the
+stage do so in the same order, because the loop sends them a task for each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HOST = torch.device("cpu")
 
 
 class PipelineRunner(ParallelRunner):
-    """Sends each step through all stages. Its steps return at once (`StepUnderway`); call them in one thread."""
+    """Sends each step through all stages. Call its steps in one thread; they return before they are done."""
 
     def __init__(self, runner: StageRunner, rank_group: RankGroup) -> None:
         super().__init__(runner, rank_group)

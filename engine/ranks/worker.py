@@ -54,7 +54,7 @@ _CONNECT_S = 30.0
 
 def work(spec: RankSpec, leave: Callable[[], None]) -> None:
     """Serve rank 0 until its connection closes. `leave` is then called from another thread and need not return."""
-    connection = _connect(spec)
+    connection = connect(spec)
     reports = _Reports(connection)
     inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox, leave), daemon=True).start()
@@ -71,7 +71,7 @@ def work(spec: RankSpec, leave: Callable[[], None]) -> None:
         raise
 
 
-def _connect(spec: RankSpec) -> Connection:
+def connect(spec: RankSpec) -> Connection:
     """Connect to rank 0; both sides prove the key. Raises OSError and AuthenticationError."""
     connection = Connection(spec.network.connect(spec.port, _CONNECT_S).detach())
     answer_challenge(connection, spec.key)

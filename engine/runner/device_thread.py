@@ -51,6 +51,9 @@ class CallerThread(Generic[T]):
         """Do nothing: no work is left."""
 
 
+Launcher = DeviceThread[T] | CallerThread[T]
+
+
 class Launched(Generic[T]):
     """Work that was queued."""
 

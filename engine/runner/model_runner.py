@@ -84,6 +84,8 @@ class ModelRunner:
         self._host: HostKVPages | None = None
         self.host_memory = HostMemory()
         """The host pages; none until `add_host_pages`."""
+        self.part_bytes: list[int] = []
+        """Bytes of each rank's part of a page, with host pages."""
         self.lower_tier: LowerTier = NoLowerTier()
         """The tier for prefixes for which the host pages have no room; none until `add_lower_tier`."""
         null_slot = None if states is None else states.null_slot
@@ -100,12 +102,14 @@ class ModelRunner:
         if num_pages:
             self._host = HostKVPages(self.pages, num_pages)
             host = self._host
-            self.host_memory = HostMemory(num_pages, host.measure(), host.page_bytes, host.state_pages)
+            state_pages = max(self._ranks.all_of(host.state_pages, self.device))
+            self.host_memory = HostMemory(num_pages, host.measure(), host.page_bytes, state_pages)
+            self.part_bytes = self._ranks.all_of(host.page_bytes, self.device)
 
     def add_lower_tier(self, settings: KVTier) -> None:
         """Keep prefixes in files too. Needs host pages. Raises ValueError when the directory cannot be used."""
         assert self._host is not None
-        self.lower_tier = open_tier(settings, self._host, self._layout, self._ranks.size)
+        self.lower_tier = open_tier(settings, self._host, self._layout, self.part_bytes)
 
     def rank_pages(self, settings: KVTier, report: Callable[[Moved], None]) -> RankPages:
         """Return the mover of a later rank's parts of pages; it calls `report`."""

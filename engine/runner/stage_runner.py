@@ -1,8 +1,8 @@
 """A rank's runner in a pipeline: it computes its stage's layers, and on the first stage also samples.
 
-    first    begin: copies, embedding, layers ─▶ send hidden states         finish: receive, head, sampling
-    middle   begin: copies, receive, layers ─▶ send hidden states
-    last     begin: copies, receive, layers ─▶ send those of the tokens that the first stage needs
+first    begin: copies, embedding, layers ─▶ send hidden states         finish: receive, head, sampling
+middle   begin: copies, receive, layers ─▶ send hidden states
+last     begin: copies, receive, layers ─▶ send those of the tokens that the first stage needs
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from engine.attention.batch import AttentionBatch
 from engine.attention.pinned import on_device
 from engine.models.native_decoder import NativeDecoder
-from engine.parallel.links import Link
+from engine.parallel.links import StageLink
 from engine.runner.model_runner import ModelRunner
 from engine.runner.prepared_step import PreparedStep
 from engine.runner.stage_clock import StageClock
@@ -106,6 +106,6 @@ def needed(step: PreparedStep) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return rows if len(rows) else np.array([len(step.ids) - 1])
 
 
-def _link(link: Link | None) -> Link:
+def _link(link: StageLink | None) -> StageLink:
     assert link is not None, "a pipeline has several stages"
     return link

@@ -451,6 +451,8 @@ class KVAllocator:
     def _held_tokens(self, request: Request) -> Sequence[int]:
         """Return the tokens whose KV its pages hold."""
         assert request.lease is not None
+        if self.host.is_loading(request.request_id):  # the step that loads them may still fail
+            return ()
         # If it was admitted but is in no step yet, the last page of its match has not been copied.
         return request.tokens[: min(request.num_computed, len(request.lease.pages) * self.cache.page_size)]
 

@@ -181,7 +181,8 @@ class Scheduler:
         self._sharing.charge(step.chunks)
         self._place_prompts(step, now)
         for request in step.preempted:
-            self.speculator.forget(request)
+            if request.status is Status.WAITING:  # otherwise it started again in the room of others
+                self.speculator.forget(request)
         step.to_host.add(allocator.host.take_copies())
         plan = step.build(ended)
         self._num_in_flight += not plan.is_empty

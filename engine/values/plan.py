@@ -172,7 +172,8 @@ class Runner(Protocol):
     def prepare(self, plan: StepPlan) -> Step:
         """Read everything that the step needs of the scheduler's state, which changes before the step runs.
 
-        Steps run one at a time, in any thread, in the order in which they were prepared.
+        Steps run one at a time, in any thread, in the order in which they were prepared. Those of a pipeline enter
+        its first stage when they are called, which returns immediately, and are underway until they have passed all.
         """
 
 

@@ -150,7 +150,7 @@ class Request:
     source: KVSource | None = None
     """Another engine with KV of its beginning."""
     last_turn: int = 0
-    """The step of a pipeline in which it last had its turn to decode."""
+    """The number of its last turn to decode in a pipeline, counted over all requests."""
 
     @classmethod
     def make(

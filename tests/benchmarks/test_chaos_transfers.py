@@ -49,7 +49,7 @@ def test_pages_that_come_from_another_process_are_a_transfer_and_messages_are_no
 
 
 def test_spoilt_pages_are_found_out(tmp_path: Path) -> None:
-    pages = PageFiles(tmp_path, {"model": "m"}, 4096, 2**20)
+    pages = PageFiles(tmp_path, {"model": "m"}, [4096], 2**20)
     keys = [bytes([number]) * 32 for number in range(8)]
     for key in keys:
         pages.write(key, [memoryview(bytearray(4096))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from engine.host_tier.host_pool import Copies
 from engine.host_tier.host_prefixes import HostPrefixes
 from engine.host_tier.swap import SwapSpace
 from engine.scheduling.scheduler import Scheduler
+from tests.engine.support.pipeline_runner import PipelineRunner
 
 NUM_EPISODES = 60
 GROUPS = 4
@@ -28,6 +30,21 @@ GROUPS = 4
 def test_every_request_of_any_episode_is_served_and_nothing_is_held_in_the_end(group: int) -> None:
     for number in range(group, NUM_EPISODES, GROUPS):
         Episode(f"ci.{number}").run(STEPS)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3, 4])
+def test_every_request_of_a_pipeline_is_served_too(micro_batches: int) -> None:
+    """The last episodes each found a defect."""
+    counts, num_full = Counter[str](), 0
+    for number in [*range(12), 53, 116, 146, 214, 355]:
+        episode = Episode(f"p.{number}", micro_batches)
+        episode.run(STEPS)
+        counts += episode.counts
+        runner = episode.script.runner
+        assert isinstance(runner, PipelineRunner)
+        num_full += runner.most_in_flight == micro_batches
+    assert all(counts[name] for name in ("drafts", "preemptions", "swapped", "beam searches", "abort", "error"))
+    assert num_full > 8
 
 
 def test_an_episode_is_the_same_every_time() -> None:

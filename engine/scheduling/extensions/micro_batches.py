@@ -12,7 +12,8 @@ last turn is longest ago, so that none waits forever.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from engine.scheduling.waiting_queue import precedence
@@ -27,7 +28,7 @@ class MicroBatches:
     def __init__(self, num: int) -> None:
         """At most `num` steps are in flight; 1 without a pipeline."""
         self._num = num
-        self._num_steps = 0
+        self._turns = itertools.count(1)
         self._takes_all = False
 
     def begin_step(self, *, is_drained: bool) -> None:
@@ -36,31 +37,32 @@ class MicroBatches:
         Then it has all requests, so that the first in order gets the pages of the last, as without a
         pipeline.
         """
-        self._num_steps += 1
         self._takes_all = is_drained
 
     def among(self, decodes: list[Request]) -> ReadyRequests:
         """Return those of the requests that decode whose last token is known. O(decodes)."""
         if self._num == 1:
-            return ReadyRequests(decodes)
+            return ReadyRequests(decodes, None, 0, self._turns)
         ready = [request for request in decodes if not _is_in_flight(request)]
-        num_rows, num_ready = (sum([request.width for request in some]) for some in (decodes, ready))
+        num_rows = sum([request.width for request in decodes])
+        num_elsewhere = num_rows - sum([request.width for request in ready])
         most = num_rows if self._takes_all else -(-num_rows // self._num)
         ready.sort(key=_last_turn)
-        return ReadyRequests(ready, most, min(num_rows - num_ready, most), self._num_steps)
+        return ReadyRequests(ready, most, min(num_elsewhere, most), self._turns)
 
 
 class ReadyRequests:
     """The requests that can decode in a step, and how many of them may."""
 
     def __init__(
-        self, requests: list[Request], most: int | None = None, num_elsewhere: int = 0, turn: int = 0
+        self, requests: list[Request], most: int | None, num_elsewhere: int, turns: Iterator[int]
     ) -> None:
+        """`most` rows may decode; None: all. `turns` numbers them."""
         self.requests = requests
         """In a pipeline, those whose last turn is longest ago come first."""
         self.num_elsewhere = num_elsewhere
         """Rows that decode in another step in flight, whose time this one adds to."""
-        self._most, self._turn = most, turn
+        self._most, self._turns = most, turns
 
     def take(self, chosen: Sequence[Request]) -> Sequence[Request]:
         """Return those of `chosen` that decode in this step, in order of precedence: as many as have room, and at
@@ -74,11 +76,11 @@ class ReadyRequests:
             num_rows += request.width
             if taken and num_rows > self._most:
                 break
-            request.last_turn = self._turn
+            request.last_turn = next(self._turns)
             taken.append(request)
         return sorted(taken, key=precedence)
 
 
 def _is_in_flight(request: Request) -> bool:
-    """Whether a step in flight samples its next token, or those of its beams."""
-    return any(one.tokens[-1] == PENDING for one in request.beams or (request,))
+    """Whether a step in flight samples its next token, or those of its beams, which all decode in one step."""
+    return (request.beams[0] if request.beams else request).tokens[-1] == PENDING

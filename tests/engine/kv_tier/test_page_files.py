@@ -30,7 +30,7 @@ def pieces(number: int = 0) -> list[memoryview]:
 
 
 def opened(directory: Path, num_pages: int = 100, **identity: str | int) -> PageFiles:
-    return PageFiles(directory, {**IDENTITY, **identity}, PAGE, num_pages * (PAGE + 100))
+    return PageFiles(directory, {**IDENTITY, **identity}, [PAGE], num_pages * (PAGE + 100))
 
 
 def read(files: PageFiles, number: int) -> int | None:
@@ -52,7 +52,7 @@ def test_pages_survive_a_restart(tmp_path: Path) -> None:
 
 def test_a_page_of_more_pieces_than_a_system_call_takes(tmp_path: Path) -> None:
     many = [memoryview(bytes([number % 251]) * 3) for number in range(2000)]
-    files = PageFiles(tmp_path, IDENTITY, 6000, 10**6)
+    files = PageFiles(tmp_path, IDENTITY, [6000], 10**6)
     files.write(key(0), many)
     memory = [memoryview(bytearray(3)) for _ in many]
     assert files.read(key(0), memory) and memory == many

@@ -13,11 +13,12 @@ import transformers
 from engine.model_config.config import ModelConfig
 from engine.model_config.layer_groups import LayerGroups
 from engine.models.native_decoder import unsupported
+from engine.parallel.stage import possible_borders
 from engine.settings.drafting import Speculation
 from engine.values.plan import StepPlan
 from engine.values.sampling_params import SamplingParams
 from engine.values.stream_delta import StreamDelta
-from tests.engine.support.engines_on_ranks import run_on_ranks, tokens_of_each
+from tests.engine.support.engines_on_ranks import Layout, run_on_ranks, tokens_of_each
 from tests.engine.support.oracle import (
     MORE_FAMILIES,
     oracle_greedy,
@@ -127,9 +128,14 @@ def test_greedy_tokens_of_requests_that_resume_elsewhere(model: Path) -> None:
         assert tokens_of(events[str(number)]) == tokens[number:]
 
 
-def test_greedy_tokens_on_two_ranks_with_draft_tokens(model: Path) -> None:
+@pytest.mark.parametrize("layout", [Layout(2), Layout(1, stages=2)], ids=str)
+def test_greedy_tokens_on_two_ranks_with_draft_tokens(model: Path, layout: Layout) -> None:
     speculation = Speculation(method="ngram", adaptive=False)
-    shared, _ = run_on_ranks(model, 2, PROMPTS, GREEDY, speculation=speculation)
+    if layout.stages > len(borders := possible_borders(ModelConfig.from_directory(model))) + 1:
+        with pytest.raises(ValueError, match=f"divided into at most {len(borders) + 1} stage"):
+            run_on_ranks(model, layout, PROMPTS)
+        return
+    shared, _ = run_on_ranks(model, layout, PROMPTS, GREEDY, speculation=speculation)
     assert tokens_of_each(shared) == [oracle_greedy(model, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
 
 

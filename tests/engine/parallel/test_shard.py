@@ -13,8 +13,8 @@ from engine.loading.weights import load_decoder
 from engine.model_config.config import ModelConfig
 from engine.parallel.collective import Collective
 from engine.parallel.shard import Shard, check_divides
+from engine.ranks.load_on_ranks import load_on_ranks
 from engine.ranks.rank_group import check_alike
-from engine.ranks.runner import ParallelRunner
 from engine.settings.config import EngineConfig
 from tests.engine.support.oracle import save_tiny
 
@@ -88,7 +88,7 @@ def test_fewer_gpus_than_ranks_are_refused(model: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
     config = EngineConfig(model=str(model), tensor_parallel_size=4)
     with pytest.raises(ValueError, match=f"tensor_parallel_size is 4, but this machine has {found} GPU"):
-        ParallelRunner.load(config)
+        load_on_ranks(config)
 
 
 def test_gpus_of_different_kinds_are_named() -> None:

@@ -15,11 +15,14 @@ from engine.scheduling.prefill_budget import PrefillBudget
 from engine.settings.config import EngineConfig
 from engine.settings.kv_tier import KVTier
 from engine.values.stream_delta import StreamDelta
+from tests.engine.support.engines_on_ranks import Layout
 from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
 from tests.engine.support.rank_processes import Threads
 from tests.engine.support.whole_engines import GREEDY, run_prompts, tokens_of
 
 PROMPTS = [random_ids(seed, 90) for seed in (1, 2, 3, 4)]
+TWO_RANKS, TWO_STAGES = Layout(2), Layout(1, stages=2)
+"""The two stages of the three layers have parts of pages of different sizes."""
 NUM_PAGES = 3 * 5
 """Pages of the prompts that are evicted: the device has room for the last one."""
 
@@ -38,7 +41,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def engine_on(model: Path, directory: Path, num_ranks: int = 2) -> Iterator[Engine]:
+def engine_on(model: Path, directory: Path, layout: Layout = TWO_RANKS) -> Iterator[Engine]:
     """An engine with device pages for one prompt."""
     config = EngineConfig(
         model=str(model),
@@ -48,7 +51,8 @@ def engine_on(model: Path, directory: Path, num_ranks: int = 2) -> Iterator[Engi
         page_size=16,
         max_running=1,
         max_step_tokens=16,
-        tensor_parallel_size=num_ranks,
+        tensor_parallel_size=layout.size,
+        pipeline_parallel_size=layout.stages,
         host_kv_gib=2**-8,
         host_kv_min_uses=1,
         kv_tier=KVTier(str(directory), rescan_s=0.01),
@@ -83,11 +87,12 @@ def parts(directory: Path, rank: int) -> list[Path]:
     return sorted(directory.glob(f"*/*.{rank}.kv"))
 
 
+@pytest.mark.parametrize("layout", [TWO_RANKS, TWO_STAGES, Layout(2, stages=2)], ids=str)
 def test_files_of_the_ranks_are_continued_after_a_restart_and_by_another_engine(
-    model: Path, directory: Path
+    model: Path, directory: Path, layout: Layout
 ) -> None:
     for number in range(3):
-        with engine_on(model, directory) as engine:
+        with engine_on(model, directory, layout) as engine:
             found = answers(engine)
             assert right(model, found)
             assert [events[-1].num_cached for events in found] == ([80, 80, 80, 0] if number else [0] * 4)
@@ -97,8 +102,9 @@ def test_files_of_the_ranks_are_continued_after_a_restart_and_by_another_engine(
     assert not list(directory.glob("**/*.part"))
 
 
-def test_pages_in_host_memory_come_back_on_every_rank(model: Path, directory: Path) -> None:
-    with engine_on(model, directory) as engine:
+@pytest.mark.parametrize("layout", [TWO_RANKS, TWO_STAGES], ids=str)
+def test_pages_in_host_memory_come_back_on_every_rank(model: Path, directory: Path, layout: Layout) -> None:
+    with engine_on(model, directory, layout) as engine:
         assert right(model, answers(engine))
         found = answers(engine)
         assert right(model, found) and [events[-1].num_cached for events in found][:3] == [80, 80, 80]
@@ -148,11 +154,12 @@ def test_a_page_is_not_there_until_all_ranks_have_written_it(
             time.sleep(0.001)
 
 
-def test_engines_with_other_ranks_do_not_share_files(model: Path, directory: Path) -> None:
+@pytest.mark.parametrize("other", [Layout(1), TWO_STAGES], ids=str)
+def test_engines_with_other_ranks_do_not_share_files(model: Path, directory: Path, other: Layout) -> None:
     with engine_on(model, directory):
         pass
     with (
         pytest.raises(ValueError, match="holds the pages of another model or layout"),
-        engine_on(model, directory, num_ranks=1),
+        engine_on(model, directory, other),
     ):
         pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.program.engine import Engine
 from engine.settings.config import EngineConfig
@@ -19,17 +19,34 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8)
 PROMPTS = [random_ids(seed, length) for seed, length in enumerate((3, 40, 25, 61, 1))]
 
 
-def ranks_config(model: Path, size: int, **settings: Any) -> EngineConfig:
-    """Return the settings of a small engine on `size` ranks."""
+class Layout(NamedTuple):
+    """How ranks share a model."""
+
+    size: int
+    """Ranks of each stage."""
+    stages: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.stages}x{self.size}"
+
+
+def ranks_config(model: Path, layout: Layout | int, **settings: Any) -> EngineConfig:
+    """Return the settings of a small engine with such ranks; a number: so many in one stage."""
+    size, stages = Layout(layout) if isinstance(layout, int) else layout
     defaults = {"device": "cpu", "page_size": 16, "kv_pages": 64, "max_step_tokens": 32, "max_running": 8}
-    return EngineConfig(model=str(model), threads=1, tensor_parallel_size=size, **{**defaults, **settings})
+    sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": stages}
+    return EngineConfig(model=str(model), threads=1, **{**sizes, **defaults, **settings})
 
 
 def run_on_ranks(
-    model: Path, size: int, prompts: Sequence[list[int]], params: SamplingParams = GREEDY, **settings: Any
+    model: Path,
+    layout: Layout | int,
+    prompts: Sequence[list[int]],
+    params: SamplingParams = GREEDY,
+    **settings: Any,
 ) -> tuple[list[list[StreamDelta]], Engine]:
-    """Run all prompts at once on `size` ranks; returns the results, and the engine, closed."""
-    engine = Engine.from_config(ranks_config(model, size, **settings), launcher=Threads())
+    """Run all prompts at once on such ranks (`ranks_config`); returns the results, and the engine, closed."""
+    engine = Engine.from_config(ranks_config(model, layout, **settings), launcher=Threads())
     events: list[list[StreamDelta]] = [[] for _ in prompts]
     try:
         for index, prompt in enumerate(prompts):

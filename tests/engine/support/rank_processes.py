@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+import pytest
 
 from engine.parallel.rank_network import ONE_MACHINE
+from engine.ranks import worker
 from engine.ranks.launcher import RankSpec
-from engine.ranks.worker import work
 
 
 class Threads:
@@ -21,14 +24,41 @@ class Threads:
         return RankThreads(specs)
 
 
+class LastFirst(Threads):
+    """Launches ranks as threads, each when the one with the next number has connected."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._connected = threading.Semaphore(0)
+        self._connect_rank = worker.connect
+        monkeypatch.setattr(worker, "connect", self._connect)
+
+    def launch(self, specs: Sequence[RankSpec]) -> RankThreads:
+        """Start the threads."""
+        ranks = RankThreads()
+        for spec in reversed(specs):
+            ranks.start(spec)
+            self._connected.acquire()
+        return ranks
+
+    def _connect(self, spec: RankSpec) -> Connection:
+        connection = self._connect_rank(spec)
+        self._connected.release()
+        return connection
+
+
 class RankThreads:
     """Ranks as threads, which end with their connections."""
 
-    def __init__(self, specs: Sequence[RankSpec]) -> None:
+    def __init__(self, specs: Sequence[RankSpec] = ()) -> None:
         self.errors: list[str] = []
-        self._threads = [threading.Thread(target=self._work, args=(spec,), daemon=True) for spec in specs]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        for spec in specs:
+            self.start(spec)
+
+    def start(self, spec: RankSpec) -> None:
+        """Start another rank."""
+        self._threads.append(threading.Thread(target=self._work, args=(spec,), daemon=True))
+        self._threads[-1].start()
 
     def ended(self) -> str | None:
         """Return what a rank raised; None if none has failed."""
@@ -42,6 +72,6 @@ class RankThreads:
 
     def _work(self, spec: RankSpec) -> None:
         try:
-            work(spec, leave=lambda: None)
+            worker.work(spec, leave=lambda: None)
         except Exception as error:
             self.errors.append(f"rank {spec.rank}: {error!r}")

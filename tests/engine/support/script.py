@@ -45,10 +45,6 @@ class Script:
     limits: dict[str, Any] = field(default_factory=dict)
     prefix_cache: bool = True
     overlap: bool = False
-    micro_batches: int = 1
-    """Steps in flight in a pipeline; 1: there is none."""
-    slowness: Callable[[], int] = lambda: 2
-    """How often the next step of a pipeline will be looked at before it has ended."""
     host_pages: int = 0
     preemption: str = "swap"
     host_min_uses: int = 2
@@ -66,6 +62,10 @@ class Script:
     """Host pages that a recurrent state takes."""
     window: tuple[int, int] | None = None
     """Tokens that layers with a window see, and the groups of such layers; None: there are none."""
+    micro_batches: int = 1
+    """Steps in flight in a pipeline; 1: there is none."""
+    slowness: Callable[[], int] = lambda: 2
+    """How often the next step of a pipeline will be looked at before it has ended."""
 
     def __post_init__(self) -> None:
         self.now = 0.0

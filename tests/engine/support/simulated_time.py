@@ -9,7 +9,7 @@ from cache import KVCacheManager, Namespace
 from engine.program.loop import EngineLoop
 from engine.scheduling.scheduler import Scheduler
 from engine.settings.scheduling import SchedulerSettings
-from engine.values.plan import StepPlan, StepResult
+from engine.values.plan import Step, StepPlan, StepResult
 from engine.values.request import Request
 from engine.values.sampling_params import SamplingParams
 from engine.values.stream_delta import StreamDelta
@@ -21,7 +21,11 @@ class SimulatedEngine:
     """Always samples token 1. `now` is its clock, in seconds."""
 
     def __init__(
-        self, seconds: Callable[[StepPlan], float] = lambda plan: 1.0, num_pages: int = 20_000, **limits: Any
+        self,
+        seconds: Callable[[StepPlan], float] = lambda plan: 1.0,
+        num_pages: int = 20_000,
+        micro_batches: int = 1,
+        **limits: Any,
     ) -> None:
         self.now = 0.0
         self.plans: list[StepPlan] = []
@@ -30,10 +34,10 @@ class SimulatedEngine:
         self._seconds = seconds
         self.cache = KVCacheManager(num_pages, PAGE, prefix_cache=False)
         settings = SchedulerSettings(**{"max_step_ms": None, "max_step_stretch": None, **limits})
-        self.scheduler = Scheduler(self.cache, settings, max_model_len=10**6)
+        self.scheduler = Scheduler(self.cache, settings, max_model_len=10**6, num_micro_batches=micro_batches)
         self.loop = EngineLoop(self.scheduler, self, clock=lambda: self.now)
 
-    def prepare(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def prepare(self, plan: StepPlan) -> Step:
         """Prepare a step that advances the clock by the time that it takes."""
 
         def run() -> StepResult:

@@ -20,12 +20,15 @@ from engine.scheduling.prefill_budget import PrefillBudget
 from engine.settings.config import EngineConfig
 from engine.values.request import KVSource
 from engine.values.stream_delta import StreamDelta
+from tests.engine.support.engines_on_ranks import Layout
 from tests.engine.support.in_process_peers import read_pages
 from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
-from tests.engine.support.rank_processes import Threads
+from tests.engine.support.rank_processes import LastFirst, Threads
 from tests.engine.support.whole_engines import GREEDY, run_prompts, tokens_of
 
 PROMPTS = [random_ids(seed, 90) for seed in (1, 2)]
+TWO_RANKS, STAGES = Layout(2), Layout(2, stages=2)
+"""The two stages of the three layers have parts of pages of different sizes."""
 NUM_PAGES = 5
 """Whole pages of a prompt."""
 
@@ -37,7 +40,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def replica(
-    model: Path, transport: Literal["zmq", "nixl"] = "zmq", num_ranks: int = 2
+    model: Path,
+    transport: Literal["zmq", "nixl"] = "zmq",
+    layout: Layout = TWO_RANKS,
+    launcher: Threads | None = None,
 ) -> Iterator[tuple[Engine, KVExchange]]:
     """An engine with device pages for one prompt, and its exchange."""
     config = EngineConfig(
@@ -47,11 +53,12 @@ def replica(
         kv_pages=7,
         page_size=16,
         max_running=1,
-        tensor_parallel_size=num_ranks,
+        tensor_parallel_size=layout.size,
+        pipeline_parallel_size=layout.stages,
         host_kv_gib=2**-8,
         host_kv_min_uses=1,
     )
-    engine = Engine.from_config(config, launcher=Threads())
+    engine = Engine.from_config(config, launcher=launcher or Threads())
     try:
         exchange = KVExchange.of(engine, "127.0.0.1", KvFetchSettings(transport=transport), WireSettings())
         assert exchange is not None
@@ -77,15 +84,17 @@ def waits_for_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrefillBudget, "observe", lambda *_: None)
 
 
-@pytest.mark.parametrize("transport", ["zmq", "nixl"])
+@pytest.mark.parametrize(("transport", "layout"), [("zmq", TWO_RANKS), ("nixl", TWO_RANKS), ("zmq", STAGES)])
 def test_pages_of_the_ranks_of_one_replica_come_to_those_of_another(
     model: Path,
     transport: Literal["zmq", "nixl"],
+    layout: Layout,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(pages_of_ranks, "_MOST_UNSTORED", 1)
-    with replica(model, transport) as (source, lending), replica(model, transport) as (receiver, fetching):
+    kind = transport, layout
+    with replica(model, *kind) as (source, lending), replica(model, *kind) as (receiver, fetching):
         for prompt in PROMPTS:  # the first goes to host memory, the second stays on the device
             run_prompts(source, [prompt])
         source.loop.start(lambda _: None)
@@ -95,6 +104,18 @@ def test_pages_of_the_ranks_of_one_replica_come_to_those_of_another(
             assert events[0].num_cached == NUM_PAGES * 16
             assert (fetching.fetcher.totals().loaded, fetching.fetcher.totals().failed) == (number * NUM_PAGES, 0)
     assert ("its pages go over sockets" in caplog.text) == (transport == "nixl")
+
+
+def test_ranks_that_connect_late_get_their_own_parts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver's ranks 5, 4, ... 1 connect in this order."""
+    layout = Layout(6)
+    with replica(model, layout=layout) as (source, lending):
+        run_prompts(source, PROMPTS[:1])
+        source.loop.start(lambda _: None)
+        with replica(model, layout=layout, launcher=LastFirst(monkeypatch)) as (receiver, _):
+            events = ask(receiver, PROMPTS[0], KVSource(lending.sender.address, 90))
+            assert tokens_of(events) == oracle_greedy(model, PROMPTS[0], GREEDY.max_tokens)
+            assert events[0].num_cached == NUM_PAGES * 16
 
 
 def test_a_page_read_elsewhere_has_both_ranks_parts(model: Path) -> None:
@@ -112,8 +133,9 @@ def test_a_page_read_elsewhere_has_both_ranks_parts(model: Path) -> None:
     assert contents[0] == contents[1] and all(page[:half] != page[half:] for page in contents[0])
 
 
-def test_pages_of_another_number_of_ranks_are_of_another_kind(model: Path) -> None:
-    with replica(model, num_ranks=1) as (source, lending), replica(model) as (receiver, fetching):
+@pytest.mark.parametrize("other", [Layout(1), Layout(1, stages=2)], ids=str)
+def test_pages_of_other_ranks_are_of_another_kind(model: Path, other: Layout) -> None:
+    with replica(model, layout=other) as (source, lending), replica(model) as (receiver, fetching):
         run_prompts(source, PROMPTS[:1])
         source.loop.start(lambda _: None)
         events = ask(receiver, PROMPTS[0], KVSource(lending.sender.address, 90))
