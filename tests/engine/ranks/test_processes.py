@@ -63,11 +63,15 @@ def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def test_the_offline_api_answers_alike_and_leaves_no_process() -> None:
+STAGES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 3}
+
+
+@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, STAGES])
+def test_the_offline_api_answers_alike_and_leaves_no_process(sizes: dict[str, int]) -> None:
     params = SamplingParams(temperature=0, max_tokens=12)
     alone = LLM("demo", **SETTINGS).generate([PROMPT], params, progress=False)
     launcher = Watched()
-    engine = Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS), launcher=launcher)
+    engine = Engine.from_config(EngineConfig(**sizes, **SETTINGS), launcher=launcher)
     llm = LLM(engine=engine)
     shared = llm.generate([PROMPT], params, progress=False)
     assert shared[0].token_ids == alone[0].token_ids
@@ -77,11 +81,14 @@ def test_the_offline_api_answers_alike_and_leaves_no_process() -> None:
     assert not any(map(is_alive, launcher.pids))
 
 
-@pytest.mark.parametrize("is_busy", [True, False])
-def test_a_killed_rank_ends_the_engine_immediately(is_busy: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_busy", "sizes"),
+    [(True, {"tensor_parallel_size": 4}), (False, {"tensor_parallel_size": 2}), (True, STAGES), (False, STAGES)],
+)
+def test_a_killed_rank_ends_the_engine_immediately(is_busy: bool, sizes: dict[str, int]) -> None:
     """Its requests do not fail: clients resume them elsewhere. No operation waits for its timeout."""
-    launcher, size = Watched(), 4 if is_busy else 2
-    engine = Engine.from_config(EngineConfig(tensor_parallel_size=size, **SETTINGS), launcher=launcher)
+    launcher, config = Watched(), EngineConfig(**sizes, **SETTINGS)
+    engine = Engine.from_config(config, launcher=launcher)
     events: list[StreamDelta] = []
     engine.loop.start(events.extend)
     if is_busy:
@@ -90,12 +97,33 @@ def test_a_killed_rank_ends_the_engine_immediately(is_busy: bool) -> None:
     os.kill(launcher.pids[-1], signal.SIGKILL)
     eventually(lambda: engine.loop.failure is not None)
     # The other ranks fail too, because of it.
-    assert str(engine.loop.failure).startswith(f"rank {size - 1} ended, killed by signal 9")
+    assert str(engine.loop.failure).startswith(f"rank {config.num_ranks - 1} ended, killed by signal 9")
     assert not [event for event in events if event.finish_reason is not None]
     with pytest.raises(EngineStopped, match="rank"):
         engine.loop.submit(engine.new_request("b", PROMPT, LONG))
     engine.close()
     assert not any(map(is_alive, launcher.pids))
+
+
+def test_a_stage_that_stands_still_stops_no_other_for_good() -> None:
+    """The first stage waits for the second and goes on with it; nothing is computed twice or left out."""
+    alone = LLM("demo", **SETTINGS).generate([PROMPT], LONG, progress=False)
+    launcher = Watched()
+    engine = Engine.from_config(EngineConfig(**STAGES, **SETTINGS), launcher=launcher)
+    events: list[StreamDelta] = []
+    engine.loop.start(events.extend)
+    engine.loop.submit(engine.new_request("a", PROMPT, LONG))
+    eventually(lambda: events)
+    for pid in launcher.pids:
+        os.kill(pid, signal.SIGSTOP)
+        engine.loop.submit(engine.new_request(f"while {pid}", PROMPT, LONG))
+        time.sleep(0.05)  # Shorter or longer, the tokens are the same.
+        os.kill(pid, signal.SIGCONT)
+    eventually(lambda: sum(event.finish_reason is not None for event in events) == 3)
+    for name in ("a", *(f"while {pid}" for pid in launcher.pids)):
+        tokens = [token for event in events if event.request_id == name for token in event.token_ids]
+        assert tokens == alone[0].token_ids
+    engine.close()
 
 
 def test_offline_a_killed_rank_is_an_error() -> None:
