@@ -19,6 +19,7 @@ from typing import Any
 
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.config.machine import Hardware
+from deployments.config.placement import IN_WORDS
 from deployments.config.settings import ResponseSettings
 from engine.base.machine import FEW_CORES, shared_threads
 from engine.loading.kv_memory import check_room
@@ -261,10 +262,11 @@ def _count(model: ModelArgs, size: int, machine: Hardware, is_only_model: bool) 
     each = (1.0 if model.engines.num_gpus is None else model.engines.num_gpus) * size
     if each < 1 or model.engine.device not in ("auto", "cuda"):
         return 1, "the settings give it a part of the GPUs"
-    count = machine.engines(each)
+    stages = model.engine.pipeline_parallel_size
+    count = machine.engines(each, num_stages=stages, placement=model.engines.placement)
     if count < 1:
         return 1, f"{machine.described()} now"
-    per = "one engine for each GPU" if each == 1 else f"one engine for {each:g} GPUs"
+    per = "one engine for each GPU" if each * stages == 1 else f"one engine for {each * stages:g} GPUs"
     return count, f"{per}, and {machine.described()}"
 
 
@@ -317,11 +319,8 @@ def _shortages(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[s
     """Yield the resources that the applications reserve in Ray beyond those that exist, with numbers."""
     models = [model for args in applications for model in args.served.values() if model.load_at_start]
     for model in models:
-        if model.gpus_per_engine > machine.most_gpus and not machine.unknown:
-            yield (
-                f"an engine of {model.name} takes {model.gpus_per_engine:g} GPUs of one machine "
-                f"(engines.num_gpus x engine.tensor_parallel_size), but {machine.described()}"
-            )
+        if not machine.unknown and (fault := _misplaced(model, machine)):
+            yield fault
             return
     gpus = sum(model.engines.num_expected * model.gpus_per_engine for model in models)
     if gpus > len(machine.gpus) and not machine.unknown:
@@ -330,11 +329,11 @@ def _shortages(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[s
             for model in models
             if model.gpus_per_engine
         )
-        room = machine.engines(models[0].gpus_per_engine) if len(models) == 1 else 0
+        room = _room(models[0], machine) if len(models) == 1 and models[0].gpus_per_engine else 0
         advice = f"lower engines.count to at most {room}" if room else "lower engines.count"
         yield f"{wanted} take {gpus:g} GPUs, but {machine.described()}: {advice}, or set engine.device to cpu"
     cpus = sum(
-        model.engines.num_expected * model.engines.num_cpus * model.engine.tensor_parallel_size for model in models
+        model.engines.num_expected * model.engines.num_cpus * model.engine.num_ranks for model in models
     ) + sum(args.ingresses.count * args.ingresses.num_cpus for args in applications)
     if cpus > machine.cpus:
         yield (
@@ -342,6 +341,34 @@ def _shortages(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[s
             f"({sum(args.ingresses.count for args in applications)}) reserve {cpus:g} CPUs in Ray, but there are "
             f"{machine.cpus:g}: lower engines.num_cpus, ingresses.num_cpus or a count"
         )
+
+
+def _misplaced(model: ModelArgs, machine: Hardware) -> str:
+    """Return why no engine of a model has room as `engines.placement` demands; "" if one has."""
+    engine, gpus = model.engine, model.gpus_per_rank * model.engine.tensor_parallel_size
+    if engine.pipeline_parallel_size == 1:
+        if gpus <= machine.most_gpus:
+            return ""
+        return (
+            f"an engine of {model.name} takes {gpus:g} GPUs of one machine "
+            f"(engines.num_gpus x engine.tensor_parallel_size), but {machine.described()}"
+        )
+    if _room(model, machine):
+        return ""
+    cpus = model.engines.num_cpus * engine.tensor_parallel_size
+    return (
+        f"an engine of {model.name} has {engine.pipeline_parallel_size} stages (engine.pipeline_parallel_size), "
+        f"{IN_WORDS[model.engines.placement]} (engines.placement), of {gpus:g} GPUs and {cpus:g} CPUs each "
+        f"(engine.tensor_parallel_size), but the machines are {machine.described_nodes()}"
+    )
+
+
+def _room(model: ModelArgs, machine: Hardware) -> int:
+    """Return the number of a model's engines for which there is room. CPUs only count where stages are placed."""
+    engine, engines = model.engine, model.engines
+    gpus, stages = model.gpus_per_rank * engine.tensor_parallel_size, engine.pipeline_parallel_size
+    cpus = engines.num_cpus * engine.tensor_parallel_size if stages > 1 else 0.0
+    return machine.engines(gpus, cpus, stages, engines.placement)
 
 
 def _replicas(model: ModelArgs) -> str:
@@ -353,9 +380,7 @@ def _threads(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[lis
     """Yield for each application the threads with which its engines on CPUs will compute."""
     node = max(machine.nodes, key=lambda each: each.cores)
     for args in applications:
-        ranks = sum(
-            model.engines.num_expected * model.engine.tensor_parallel_size for model in args.served.values()
-        )
+        ranks = sum(model.engines.num_expected * model.engine.num_ranks for model in args.served.values())
         found = []
         for index, model in enumerate(args.served.values()):
             where = f"models[{index}]." if args.models else ""
