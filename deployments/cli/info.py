@@ -29,7 +29,8 @@ from engine.model_config.encoder import EncoderConfig
 from engine.model_config.layer_groups import LayerGroups
 from engine.model_files.json_files import parse_json
 from engine.model_files.model_directory import resolve_metadata
-from engine.parallel.stage import WHOLE, Stage, stages_of
+from engine.parallel.division import stages_of
+from engine.parallel.stage import WHOLE, Stage
 from engine.settings.config import GPU_DEFAULTS, DType, EngineConfig
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     table.add_row("vocabulary", f"{facts.vocab_size:,} tokens")
     table.add_row("context", f"{facts.max_position_embeddings:,} tokens")
     weight_bytes, kinds = facts.weight_bytes(element), _kind(facts, dtype)
-    stages = stages_of(facts, config.pipeline_parallel_size)
+    stages = stages_of(facts, config)
     weights_of_stages = [stage.weight_bytes(facts, element) for stage in stages]
     if is_gguf(directory):
         kept, why = _kept(directory, facts, dtype, machine.device)

@@ -129,8 +129,19 @@ class ModelArgs(Settings):
         size, num_gpus = self.engine.num_ranks, self.engines.num_gpus
         if size > 1 and num_gpus not in (None, 0, 1):
             raise ValueError(
-                f"engines.num_gpus is {num_gpus:g}, but each of the {size} ranks (engine.tensor_parallel_size x "
-                "engine.pipeline_parallel_size) reserves it and needs exactly one GPU; leave it out"
+                f"engines.num_gpus is {num_gpus:g}, but each of the {size} ranks that engine.tensor_parallel_size "
+                "and engine.pipeline_parallel_size make reserves it and needs exactly one GPU; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _files_of_pages_are_on_one_machine(self) -> Self:
+        engine, placement = self.engine, self.engines.placement
+        if engine.kv_tier is not None and engine.pipeline_parallel_size > 1 and placement != "pack":
+            raise ValueError(
+                f'engines.placement is "{placement}", so the stages of an engine may be on several machines, but '
+                "a page of engine.kv_tier exists when one machine has the files of all stages: set "
+                "engines.placement to pack, or leave engine.kv_tier out"
             )
         return self
 

@@ -19,13 +19,14 @@ from typing import Any
 
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.config.machine import Hardware
+from deployments.config.placement import IN_WORDS
 from deployments.config.settings import ResponseSettings
 from engine.base.machine import FEW_CORES, shared_threads
 from engine.loading.kv_memory import check_room
 from engine.model_config.config import ELEMENT_BYTES, ModelConfig
 from engine.model_config.encoder import EncoderConfig
+from engine.parallel.division import stages_of
 from engine.parallel.shard import Shard, possible_sizes
-from engine.parallel.stage import stages_of
 from engine.settings.config import GPU_DEFAULTS, EngineConfig
 
 RESERVE_BYTES = 2 * 2**30
@@ -290,7 +291,7 @@ def _fault(config: EngineConfig, facts: ModelConfig, size: int, memory: int) -> 
     """
     element = ELEMENT_BYTES[facts.dtype if config.dtype == "auto" else config.dtype]
     kv_element = 1 if config.kv_dtype == "fp8" else element
-    share, stages = Shard(0, size).of(facts), stages_of(facts, config.pipeline_parallel_size)
+    share, stages = Shard(0, size).of(facts), stages_of(facts, config)
     longest = config.max_model_len or facts.max_position_embeddings
     try:
         for stage in stages:
@@ -305,14 +306,14 @@ def _count(model: ModelArgs, size: int, machine: Hardware, is_only_model: bool) 
     """Return the number of engines on GPUs, and why."""
     if not is_only_model:
         return 1, _SHARED
-    num_stages = model.engine.pipeline_parallel_size
-    of_stage = (1.0 if model.engines.num_gpus is None else model.engines.num_gpus) * size
-    if of_stage < 1 or model.engine.device not in ("auto", "cuda"):
+    each = (1.0 if model.engines.num_gpus is None else model.engines.num_gpus) * size
+    if each < 1 or model.engine.device not in ("auto", "cuda"):
         return 1, "the settings give it a part of the GPUs"
-    each, count = of_stage * num_stages, machine.engines(of_stage) // num_stages
+    stages = model.engine.pipeline_parallel_size
+    count = machine.engines(each, num_stages=stages, placement=model.engines.placement)
     if count < 1:
         return 1, f"{machine.described()} now"
-    per = "one engine for each GPU" if each == 1 else f"one engine for {each:g} GPUs"
+    per = "one engine for each GPU" if each * stages == 1 else f"one engine for {each * stages:g} GPUs"
     return count, f"{per}, and {machine.described()}"
 
 
@@ -365,14 +366,8 @@ def _shortages(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[s
     """Yield the resources that the applications reserve in Ray beyond those that exist, with numbers."""
     models = [model for args in applications for model in args.served.values() if model.load_at_start]
     for model in models:
-        num_stages, each = model.engine.pipeline_parallel_size, model.gpus_per_stage
-        if each and machine.engines(each) < num_stages and not machine.unknown:
-            takes = f"{each:g} GPU{'' if each == 1 else 's'}"
-            takes = f"has {num_stages} stages, each with {takes}" if num_stages > 1 else f"takes {takes}"
-            yield (
-                f"an engine of {model.name} {takes} of one machine "
-                f"(engines.num_gpus x engine.tensor_parallel_size), but {machine.described()}"
-            )
+        if not machine.unknown and (fault := _misplaced(model, machine)):
+            yield fault
             return
     gpus = sum(model.engines.num_expected * model.gpus_per_engine for model in models)
     if gpus > len(machine.gpus) and not machine.unknown:
@@ -381,7 +376,7 @@ def _shortages(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[s
             for model in models
             if model.gpus_per_engine
         )
-        room = machine.engines(models[0].gpus_per_engine) if len(models) == 1 else 0
+        room = _room(models[0], machine) if len(models) == 1 and models[0].gpus_per_engine else 0
         advice = f"lower engines.count to at most {room}" if room else "lower engines.count"
         yield f"{wanted} take {gpus:g} GPUs, but {machine.described()}: {advice}, or set engine.device to cpu"
     cpus = sum(
@@ -393,6 +388,34 @@ def _shortages(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[s
             f"({sum(args.ingresses.count for args in applications)}) reserve {cpus:g} CPUs in Ray, but there are "
             f"{machine.cpus:g}: lower engines.num_cpus, ingresses.num_cpus or a count"
         )
+
+
+def _misplaced(model: ModelArgs, machine: Hardware) -> str:
+    """Return why no engine of a model has room as `engines.placement` demands; "" if one has."""
+    engine, gpus = model.engine, model.gpus_per_rank * model.engine.tensor_parallel_size
+    if engine.pipeline_parallel_size == 1:
+        if gpus <= machine.most_gpus:
+            return ""
+        return (
+            f"an engine of {model.name} takes {gpus:g} GPUs of one machine "
+            f"(engines.num_gpus x engine.tensor_parallel_size), but {machine.described()}"
+        )
+    if _room(model, machine):
+        return ""
+    cpus = model.engines.num_cpus * engine.tensor_parallel_size
+    return (
+        f"an engine of {model.name} has {engine.pipeline_parallel_size} stages (engine.pipeline_parallel_size), "
+        f"{IN_WORDS[model.engines.placement]} (engines.placement), of {gpus:g} GPUs and {cpus:g} CPUs each "
+        f"(engine.tensor_parallel_size), but the machines are {machine.described_nodes()}"
+    )
+
+
+def _room(model: ModelArgs, machine: Hardware) -> int:
+    """Return the number of a model's engines for which there is room. CPUs only count where stages are placed."""
+    engine, engines = model.engine, model.engines
+    gpus, stages = model.gpus_per_rank * engine.tensor_parallel_size, engine.pipeline_parallel_size
+    cpus = engines.num_cpus * engine.tensor_parallel_size if stages > 1 else 0.0
+    return machine.engines(gpus, cpus, stages, engines.placement)
 
 
 def _replicas(model: ModelArgs) -> str:

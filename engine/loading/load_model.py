@@ -15,6 +15,7 @@ from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import FP8, KVPages
 from engine.attention.layer_groups import GroupedAttention, shapes
 from engine.attention.state_slots import StateSlots
+from engine.base.errors import ModelLoadError
 from engine.base.machine import default_threads
 from engine.graphs.setup import (
     Graphs,
@@ -164,6 +165,10 @@ class _Loading:
         runner = self._runner(self._model, decoder, self._backend, pages, self._ranks, self._groups)
         runner.max_model_len = self._limit
         runner.fingerprint = fingerprint(self._directory, self._config.quantization, self._config.kv_dtype)
+        if len(set(self._ranks.all_of(int(runner.fingerprint[:15], 16), self._device))) > 1:
+            raise ModelLoadError(
+                f"the files in {self._directory} differ between the hosts of its ranks; copy them from one"
+            )
         if self._kv_dtype == FP8:
             assert isinstance(decoder, Decoder), "the native kernels have no such pages"
             self._find_scales(decoder)

@@ -18,11 +18,11 @@ _TOKENS = 64
 """Tokens of the step by whose cost layers are divided: they decide how many experts are read."""
 
 
-def configured_starts(model: ModelConfig, config: EngineConfig) -> tuple[int, ...]:
-    """Return the first layer of each stage with these settings. Raises ValueError if they do not suit it."""
+def stages_of(model: ModelConfig, config: EngineConfig) -> list[Stage]:
+    """Return the stages of a model with these settings. Raises ValueError if they do not suit the model."""
     sizes = config.pipeline_layers
     if sizes is None:
-        return starts_of_stages(model, config.pipeline_parallel_size)
+        return divided(model, config.pipeline_parallel_size)
     borders = [0, *accumulate(sizes)]
     if borders[-1] != model.num_layers:
         raise ValueError(
@@ -36,24 +36,24 @@ def configured_starts(model: ModelConfig, config: EngineConfig) -> tuple[int, ..
                 f"({model.architecture}) cannot be stage {number}: a stage has keys and values, and shares none "
                 "with another"
             )
-    return tuple(borders[:-1])
+    return _with_starts(borders[:-1])
 
 
-def starts_of_stages(model: ModelConfig, count: int) -> tuple[int, ...]:
-    """Return the first layer of each of `count` stages.
+def divided(model: ModelConfig, count: int) -> list[Stage]:
+    """Return a model's `count` stages.
 
     The cost of a layer is the number of weights that a step reads; the first stage reads the output head, too. A
     measured time would differ a little from replica to replica, and so might their stages, which could then not
     exchange KV. Raises ValueError if the model cannot have so many stages.
     """
-    starts = _divided(model, count, _costs(model), model.vocab_size * model.hidden_size)
+    starts = _best_starts(model, count, _costs(model), model.vocab_size * model.hidden_size)
     if starts is None:
         raise ValueError(
             f"pipeline_parallel_size is {count}, but the {model.num_layers} layers of this model "
             f"({model.architecture}) can be divided into at most {most_stages(model)} stages, each with keys and "
             "values of its own; lower it"
         )
-    return starts
+    return _with_starts(starts)
 
 
 def better_sizes(model: ModelConfig, stage: Stage, seconds: Sequence[float], head_s: float) -> list[int]:
@@ -66,17 +66,21 @@ def better_sizes(model: ModelConfig, stage: Stage, seconds: Sequence[float], hea
         per_weight = whole / sum(costs[layer] for layer in own)
         for layer in own:
             costs[layer] *= per_weight
-    starts = _divided(model, stage.count, costs, head_s) or stage.starts
+    starts = _best_starts(model, stage.count, costs, head_s) or stage.starts
     return [end - start for start, end in pairwise((*starts, model.num_layers))]
 
 
 def most_stages(model: ModelConfig) -> int:
     """Return the largest number of stages of a model."""
     fewest = [0.0] * model.num_layers
-    return max(n for n in range(1, model.num_layers + 1) if _divided(model, n, fewest, 0.0) is not None)
+    return max(n for n in range(1, model.num_layers + 1) if _best_starts(model, n, fewest, 0.0) is not None)
 
 
-def _divided(model: ModelConfig, count: int, costs: Sequence[float], head: float) -> tuple[int, ...] | None:
+def _with_starts(starts: Sequence[int]) -> list[Stage]:
+    return [Stage(number, tuple(starts)) for number in range(len(starts))]
+
+
+def _best_starts(model: ModelConfig, count: int, costs: Sequence[float], head: float) -> tuple[int, ...] | None:
     """Return the first layer of each stage, given the costs of the layers and of the output head; None if the
     model cannot have so many stages.
     """

@@ -82,12 +82,6 @@ WHOLE = Stage()
 """The only stage of a model that is not divided."""
 
 
-def stages_of(model: ModelConfig, count: int) -> list[Stage]:
-    """Return all stages of a pipeline. Raises ValueError as `starts_of_stages` does."""
-    starts = starts_of_stages(model, count)
-    return [Stage(number, starts) for number in range(count)]
-
-
 def part_of(model: ModelConfig, layers: range) -> ModelConfig:
     """Return a model of some consecutive layers of `model`."""
     first, experts = layers.start, model.experts

@@ -64,6 +64,9 @@ class EngineConfig(SchedulerSettings):
     """With `pipeline_parallel_size`: how many layers each stage has. None: so many that the slowest stage reads as
     few weights as possible, the output head included. The start measures the stages and says if others were
     better."""
+    rank_interface: str | None = None
+    """With `pipeline_parallel_size` on several hosts: the network interface of each host, such as "eth1", through
+    which ranks connect. None: the one with the host's address in Ray, and those that reach it."""
     micro_batches: int | None = None
     """With `pipeline_parallel_size`: most steps in flight, over which the requests that decode are divided, 1 to
     128. None: as many as stages."""

@@ -31,8 +31,9 @@ from engine.loading.kv_memory import free_after_slots, pages_for, slots_for
 from engine.loading.windowed import layer_groups
 from engine.model_config.config import ELEMENT_BYTES, ModelConfig
 from engine.model_config.layer_groups import LayerGroups
+from engine.parallel.division import divided, most_stages, stages_of
 from engine.parallel.shard import Shard, check_divides, possible_sizes
-from engine.parallel.stage import Stage, possible_borders, stages_of
+from engine.parallel.stage import Stage
 from engine.settings.config import DType, EngineConfig, WindowedKV
 
 _ANYWHERE = frozenset(get_args(DType)) - {"auto"} | {"fp8", "int4"}
@@ -102,7 +103,7 @@ class ReplicaPlan:
                 f"tensor_parallel_size is {self.tp}, but a host has {self.assumed.gpus_per_host} GPUs, and those "
                 "that share a layer are in one; lower it, or set pipeline_parallel_size for several hosts"
             )
-        stages = stages_of(self.facts, self.engine.pipeline_parallel_size)
+        stages = stages_of(self.facts, self.engine)
         object.__setattr__(self, "stages", tuple(map(self._stage, stages)))
         _ = self.num_pages
 
@@ -348,9 +349,9 @@ def _divisions(
 ) -> list[tuple[int, int]]:
     """Return the possible numbers of GPUs in a stage and of stages, in order of preference."""
     if num_stages is not None:
-        stages_of(facts, num_stages)  # raises ValueError for too many
+        divided(facts, num_stages)  # raises ValueError for too many
     sizes = [size for size in possible_sizes(facts) if size <= assumed.gpus_per_host]
-    most = min(len(possible_borders(facts)) + 1, MAX_STAGES)
+    most = min(most_stages(facts), MAX_STAGES)
     counts = range(1, most + 1) if num_stages is None else (num_stages,)
     found = [(tp, count) for tp, count in product(sizes, counts) if hosts_for(tp, count, assumed) <= most_hosts]
     if not found:

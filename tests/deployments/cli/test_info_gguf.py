@@ -11,7 +11,7 @@ from deployments.cli import info
 from deployments.cli.units import size_text
 from engine.loading.weights import kept_blocks
 from engine.model_config.config import ModelConfig
-from engine.parallel.stage import stages_of
+from engine.parallel.division import divided
 from tests.engine.support.gguf_models import write_gguf
 from tests.engine.support.oracle import save_tiny
 
@@ -51,7 +51,7 @@ def test_kept_blocks_count_in_the_stage_that_has_them(
     path = write_gguf(model, tmp_path / "model.gguf", {"ffn": Kind.Q8_0})
     info.run(str(path), page_size=16, dtype="float32", device="cpu", pipeline_parallel=3)
     shown = capsys.readouterr().out
-    for stage in stages_of(plain, 3):
+    for stage in divided(plain, 3):
         kept, matrices = kept_blocks(path, plain, stage), 3 * len(stage.layers(plain.num_layers))
         assert kept.num_numbers == matrices * plain.hidden_size * plain.intermediate_size
         in_memory = stage.weight_bytes(plain, 4) - 4 * kept.num_numbers + kept.num_bytes

@@ -319,3 +319,41 @@ def test_the_shown_threads_are_those_that_a_replica_will_find() -> None:
     assert setting(many, "engine.threads") == 5 and "3 engine processes" in reason(many, "engine.threads")
     omp = chosen({}, Hardware((HardwareNode(16, 16, omp_threads=7),)))
     assert (setting(omp, "engine.threads"), reason(omp, "engine.threads")) == (7, "OMP_NUM_THREADS")
+
+
+def cluster_of(*gpus: int, may_grow: bool = False) -> Hardware:
+    """Nodes with so many GPUs and 16 CPUs each."""
+    return Hardware(tuple(machine(count, cores=8).nodes[0] for count in gpus), may_grow)
+
+
+STAGES = {"model": SMALL, "device": "cuda", "tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("placement", "gpus", "count"),
+    [("stages", (2, 2), 1), ("stages", (4, 2, 2), 2), ("pack", (4, 2, 2), 1), ("spread", (6, 2), 1)],
+)
+def test_as_many_engines_as_their_stages_have_room(placement: str, gpus: tuple[int, ...], count: int) -> None:
+    here = chosen({"engine": STAGES, "engines": {"placement": placement}}, cluster_of(*gpus))
+    assert setting(here, "engines.count") == count
+    assert f"one engine for 4 GPUs, and {sum(gpus)} GPUs are visible" in reason(here, "engines.count")
+
+
+@pytest.mark.parametrize(
+    ("engines", "gpus", "where"),
+    [
+        ({"placement": "pack"}, (2, 2), "all on one machine"),
+        ({"placement": "spread"}, (8,), "each on a machine of its own"),
+        ({}, (1, 1, 2), "each on one machine"),
+        ({"num_cpus": 9}, (2, 2), "each on one machine"),
+    ],
+)
+def test_stages_without_room_are_refused_or_a_warning_where_the_cluster_may_grow(
+    engines: dict[str, Any], gpus: tuple[int, ...], where: str
+) -> None:
+    args = {"engine": STAGES, "engines": {"count": 1, "num_cpus": 1, **engines}}
+    said = rf"has 2 stages .*, {where} .*, of 2 GPUs and \d+ CPUs each .*, but the machines are \d with \d GPUs"
+    with pytest.raises(CannotMeet, match=said):
+        chosen(args, cluster_of(*gpus))
+    [warning] = chosen(args, cluster_of(*gpus, may_grow=True)).warnings
+    assert where in warning

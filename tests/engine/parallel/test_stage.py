@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.loading.check_model import check_model
 from engine.model_config.config import ModelConfig
-from engine.parallel.division import better_sizes, configured_starts, most_stages, starts_of_stages
+from engine.parallel.division import better_sizes, divided, most_stages, stages_of
 from engine.parallel.stage import Stage, part_of
 from engine.settings.config import EngineConfig
 from tests.engine.support.oracle import save_tiny
@@ -59,10 +59,10 @@ def test_no_other_division_has_a_faster_slowest_stage(
         with pytest.raises(
             ValueError, match=f"is {count}, but the {num_layers} layers .* at most {num_layers} st"
         ):
-            starts_of_stages(model, count)
+            divided(model, count)
         return
     others = [(0, *rest) for rest in itertools.combinations(range(1, num_layers), count - 1)]
-    found = starts_of_stages(model, count)
+    found = divided(model, count)[0].starts
     assert found in others
     assert slowest(found) == pytest.approx(min(map(slowest, others)))
 
@@ -82,7 +82,7 @@ def test_a_stage_has_its_layers_and_the_first_one_the_tables(mixed: ModelConfig)
 def test_layers_that_share_keys_and_values_stay_on_one_stage(sharing: ModelConfig) -> None:
     sources = [layer.kv_of for layer in sharing.layers]
     for count in range(1, most_stages(sharing) + 1):
-        *starts, end = *starts_of_stages(sharing, count), len(sources)
+        *starts, end = *divided(sharing, count)[0].starts, len(sources)
         for first, last in itertools.pairwise((*starts, end)):
             part = part_of(sharing, range(first, last))
             moved = [None if source is None else source - first for source in sources[first:last]]
@@ -100,7 +100,7 @@ def test_layers_that_share_keys_and_values_stay_on_one_stage(sharing: ModelConfi
 )
 def test_stages_as_configured(sharing: ModelConfig, sizes: list[int], complaint: str) -> None:
     def starts(sizes: list[int]) -> tuple[int, ...]:
-        return configured_starts(sharing, EngineConfig(pipeline_parallel_size=2, pipeline_layers=sizes))
+        return stages_of(sharing, EngineConfig(pipeline_parallel_size=2, pipeline_layers=sizes))[1].starts
 
     assert starts([1, 4]) == (0, 1)
     with pytest.raises(ValueError, match=complaint):
