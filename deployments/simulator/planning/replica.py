@@ -340,7 +340,7 @@ def smallest_replica(
     hosts = "one host" if most_hosts == 1 else f"{most_hosts} hosts"
     raise ValueError(
         f"{facts.num_parameters / 1e9:.1f}B parameters do not fit on up to {most_hosts * assumed.gpus_per_host} "
-        f"{gpu.title} of {hosts}: {reasons[-1]}; choose a larger GPU, or more hosts"
+        f"{gpu.title} of {hosts}: {reasons[-1]}; choose a larger GPU, or more hosts (--hosts)"
     )
 
 
