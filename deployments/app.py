@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,6 +23,7 @@ from deployments.api.responses.kept import check_store
 from deployments.config.args import ENGINE_DEPLOYMENT, AppArgs, ModelArgs
 from deployments.config.chosen import choose
 from deployments.config.faults import first_fault
+from deployments.config.placement import strategy
 from deployments.config.roles import Pool
 from deployments.config.settings import DeploymentSettings
 from deployments.control.hardware import cluster
@@ -56,7 +58,7 @@ def build(args: AppArgs | dict[str, Any]) -> Application:
     try:
         checked = args if isinstance(args, AppArgs) else AppArgs.model_validate(_chosen(args))
         check_model_files(checked)
-        return build_with(checked, load_engine)
+        return build_with(checked, partial(load_engine, lost_after_s=checked.health.lost_after_s))
     except ValidationError as error:
         raise ConfigRefused(f"args.{first_fault(error)}") from None
     except ValueError as error:
@@ -111,13 +113,11 @@ def bind_engines(
         request_router_class="router.ray_router:PrefixRouter",
         request_router_kwargs={"fleet": name, **asdict(args.placer(model))},
     )
-    num_sharing = sum(
-        model.engines.num_expected * model.engine.tensor_parallel_size for model in args.served.values()
-    )
+    num_sharing = sum(model.engines.num_expected * model.engine.num_ranks for model in args.served.values())
     settings = ReplicaSettings(
         num_sharing=num_sharing if model.engines.num_cpus < 1 else None,
         ranks={
-            deployment: each.engine.tensor_parallel_size
+            deployment: each.engine.num_ranks
             for served, each in args.served.items()
             for deployment in each.deployments(served)
         },
@@ -134,10 +134,13 @@ def bind_engines(
         cpu_policy=args.cpu_policy,
     )
     engine = model.engine if model.version is None else replace(model.engine, served_name=model.label)
-    options = _options(args, model.engines, model.gpus_per_rank, model.engine.tensor_parallel_size)
-    if model.engine.tensor_parallel_size > 1:
-        options["placement_group_bundles"] = bundles(model.engine, options["ray_actor_options"])
-        options["placement_group_strategy"] = "STRICT_PACK"
+    size, stages, placement = engine.tensor_parallel_size, engine.pipeline_parallel_size, model.engines.placement
+    surge = model.engines.surge_percent
+    surge = surge_percent(surge, model.rank_resources, size, num_stages=stages, placement=placement)
+    options = _options(args, model.engines, model.gpus_per_rank, surge)
+    if engine.num_ranks > 1:
+        options["placement_group_bundles"] = bundles(engine, options["ray_actor_options"])
+        options["placement_group_strategy"] = strategy(stages, placement)
     return {
         deployment: serve.deployment(
             EngineReplica,
@@ -152,7 +155,9 @@ def bind_engines(
 
 def bind_ingress(args: AppArgs, engines: dict[str, Application], hub: Any) -> Application:
     """Bind the ingress replicas in front of the models' engines; `engines` has them by deployment."""
-    options = _options(args, args.ingresses, args.ingresses.num_gpus or 0.0)
+    num_gpus = args.ingresses.num_gpus or 0.0
+    surge = surge_percent(args.ingresses.surge_percent, args.ingresses.reserved(num_gpus))
+    options = _options(args, args.ingresses, num_gpus, surge)
     count = args.ingresses.count
     return serve.deployment(Ingress, name="Ingress", num_replicas=count, **options).bind(args, engines, hub)
 
@@ -195,10 +200,10 @@ def _autoscaling(pool: Pool, load_at_start: bool = True) -> AutoscalingConfig:
         )
 
 
-def _options(args: AppArgs, replicas: DeploymentSettings, num_gpus: float, num_ranks: int = 1) -> dict[str, Any]:
+def _options(args: AppArgs, replicas: DeploymentSettings, num_gpus: float, surge: int) -> dict[str, Any]:
     """Return Serve's options for a deployment, independent of the number of its replicas."""
     return {
-        "max_surge_percent": surge_percent(replicas.surge_percent, replicas.reserved(num_gpus), num_ranks),
+        "max_surge_percent": surge,
         "user_config": {},  # Not None, because Serve then notifies replicas when the file no longer has any.
         "max_ongoing_requests": replicas.max_ongoing,
         "max_queued_requests": replicas.max_queued,

@@ -115,17 +115,33 @@ class ModelArgs(Settings):
         return self.engines.reserved(self.gpus_per_rank)
 
     @property
+    def gpus_per_stage(self) -> float:
+        """GPUs that Ray reserves for a stage of an engine replica. They are in one machine."""
+        return self.gpus_per_rank * self.engine.tensor_parallel_size
+
+    @property
     def gpus_per_engine(self) -> float:
         """GPUs that Ray reserves for an engine replica."""
-        return self.gpus_per_rank * self.engine.tensor_parallel_size
+        return self.gpus_per_rank * self.engine.num_ranks
 
     @model_validator(mode="after")
     def _a_rank_takes_one_gpu(self) -> Self:
-        size, num_gpus = self.engine.tensor_parallel_size, self.engines.num_gpus
+        size, num_gpus = self.engine.num_ranks, self.engines.num_gpus
         if size > 1 and num_gpus not in (None, 0, 1):
             raise ValueError(
                 f"engines.num_gpus is {num_gpus:g}, but each of the {size} ranks that engine.tensor_parallel_size "
-                "makes reserves it and needs exactly one GPU; leave it out"
+                "and engine.pipeline_parallel_size make reserves it and needs exactly one GPU; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _files_of_pages_are_on_one_machine(self) -> Self:
+        engine, placement = self.engine, self.engines.placement
+        if engine.kv_tier is not None and engine.pipeline_parallel_size > 1 and placement != "pack":
+            raise ValueError(
+                f'engines.placement is "{placement}", so the stages of an engine may be on several machines, but '
+                "a page of engine.kv_tier exists when one machine has the files of all stages: set "
+                "engines.placement to pack, or leave engine.kv_tier out"
             )
         return self
 

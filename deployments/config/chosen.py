@@ -14,16 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.config.machine import Hardware
+from deployments.config.placement import IN_WORDS
 from deployments.config.settings import ResponseSettings
 from engine.base.machine import FEW_CORES, shared_threads
 from engine.loading.kv_memory import check_room
 from engine.model_config.config import ELEMENT_BYTES, ModelConfig
 from engine.model_config.encoder import EncoderConfig
+from engine.parallel.division import stages_of
 from engine.parallel.shard import Shard, possible_sizes
 from engine.settings.config import GPU_DEFAULTS, EngineConfig
 
@@ -213,15 +215,48 @@ def _size(model: ModelArgs, machine: Hardware, facts_of: FactsOf) -> tuple[int, 
         return 1, "the model's files are not here to tell its size"
     if isinstance(facts, EncoderConfig):
         return 1, "an encoder runs on one GPU"
-    sizes = [size for size in possible_sizes(facts, config.expert_parallel) if size <= machine.most_gpus]
+    possible, num_stages = possible_sizes(facts, config.expert_parallel), config.pipeline_parallel_size
+    sizes = _sizes(possible, num_stages, machine)
+    if not sizes and num_stages > 1 and not machine.may_grow:
+        raise CannotMeet(
+            f"engine.pipeline_parallel_size is {num_stages}, but {machine.described()}: each stage needs one or "
+            "more; lower it"
+        )
+    of_each = "" if num_stages == 1 else f" in each of {num_stages} stages"
     for size in sizes or [1]:
         if not (fault := _fault(config, facts, size, memory - RESERVE_BYTES)):
-            needs = f"weights and the longest request's KV fit {_on(size)} of {_gib(memory)}"
+            needs = f"weights and the longest request's KV fit {_on(size)} of {_gib(memory)}{of_each}"
             return size, needs if size == 1 else f"{needs}, and on no fewer"
     size = (sizes or [1])[-1]
     if _fault(config, facts, size, memory):
-        raise CannotMeet(f"on {_count_of_gpus(size)} of {_gib(memory)} ({machine.described()}), {fault}")
-    return size, f"weights and the longest request's KV just fit {_on(size)} of {_gib(memory)}"
+        advice = _pipeline(config, facts, possible, machine, memory)
+        raise CannotMeet(
+            f"on {_count_of_gpus(size)} of {_gib(memory)}{of_each} ({machine.described()}), {fault}{advice}"
+        )
+    return size, f"weights and the longest request's KV just fit {_on(size)} of {_gib(memory)}{of_each}"
+
+
+def _sizes(possible: Sequence[int], num_stages: int, machine: Hardware) -> list[int]:
+    """Return the numbers of GPUs, of those possible, that each of so many stages can have on one machine."""
+    return [size for size in possible if machine.engines(size) >= num_stages]
+
+
+def _pipeline(
+    config: EngineConfig, facts: ModelConfig, possible: Sequence[int], machine: Hardware, memory: int
+) -> str:
+    """Return the advice to divide the model into the fewest stages with which the GPUs hold it; "" if none do."""
+    for count in range(config.pipeline_parallel_size + 1, len(machine.gpus) + 1):
+        try:
+            divided = replace(config, pipeline_parallel_size=count)
+            sizes = _sizes(possible, count, machine)
+            if sizes and not _fault(divided, facts, sizes[-1], memory):
+                return (
+                    f"; or set engine.pipeline_parallel_size to {count}: then {count} stages on "
+                    f"{_count_of_gpus(sizes[-1])} each hold it"
+                )
+        except ValueError:  # The layers cannot be divided into so many stages.
+            break
+    return ""
 
 
 def _check_size(config: EngineConfig, machine: Hardware, facts_of: FactsOf) -> None:
@@ -229,6 +264,11 @@ def _check_size(config: EngineConfig, machine: Hardware, facts_of: FactsOf) -> N
     size, memory = config.tensor_parallel_size, machine.least_memory
     if machine.may_grow or machine.unknown:
         return
+    if config.pipeline_parallel_size > 1 and len(machine.gpus) < config.num_ranks:
+        raise CannotMeet(
+            f"engine.pipeline_parallel_size is {config.pipeline_parallel_size} and engine.tensor_parallel_size is "
+            f"{size}, together {_count_of_gpus(config.num_ranks)}, but {machine.described()}; lower one of them"
+        )
     if size > machine.most_gpus:
         raise CannotMeet(
             f"engine.tensor_parallel_size is {size}, but {machine.described()}; lower it, or leave it out for as "
@@ -238,17 +278,25 @@ def _check_size(config: EngineConfig, machine: Hardware, facts_of: FactsOf) -> N
     if memory is None or not isinstance(facts, ModelConfig):
         return
     if size in possible_sizes(facts, config.expert_parallel) and (fault := _fault(config, facts, size, memory)):
-        raise CannotMeet(f"on {_count_of_gpus(size)} of {_gib(memory)} (engine.tensor_parallel_size), {fault}")
+        raise CannotMeet(
+            f"on {_count_of_gpus(size)} of {_gib(memory)} (engine.tensor_parallel_size), {fault}"
+            f"{_pipeline(config, facts, [size], machine, memory)}"
+        )
 
 
 def _fault(config: EngineConfig, facts: ModelConfig, size: int, memory: int) -> str:
-    """Return why `size` GPUs with so much memory each do not hold the model; "" if they do."""
+    """Return why `size` GPUs with so much memory each do not hold the model, or each of its stages; "" if they do.
+
+    Raises ValueError if the layers cannot be divided into so many stages.
+    """
     element = ELEMENT_BYTES[facts.dtype if config.dtype == "auto" else config.dtype]
     kv_element = 1 if config.kv_dtype == "fp8" else element
-    per_token = Shard(0, size).of(facts).kv_bytes_per_token(kv_element)
+    share, stages = Shard(0, size).of(facts), stages_of(facts, config)
     longest = config.max_model_len or facts.max_position_embeddings
     try:
-        check_room(config, facts, element, per_token, longest, memory, size)
+        for stage in stages:
+            per_token = stage.of(share).kv_bytes_per_token(kv_element)
+            check_room(config, facts, element, per_token, longest, memory, size, stage)
     except ValueError as error:
         return str(error)
     return ""
@@ -261,10 +309,11 @@ def _count(model: ModelArgs, size: int, machine: Hardware, is_only_model: bool) 
     each = (1.0 if model.engines.num_gpus is None else model.engines.num_gpus) * size
     if each < 1 or model.engine.device not in ("auto", "cuda"):
         return 1, "the settings give it a part of the GPUs"
-    count = machine.engines(each)
+    stages = model.engine.pipeline_parallel_size
+    count = machine.engines(each, num_stages=stages, placement=model.engines.placement)
     if count < 1:
         return 1, f"{machine.described()} now"
-    per = "one engine for each GPU" if each == 1 else f"one engine for {each:g} GPUs"
+    per = "one engine for each GPU" if each * stages == 1 else f"one engine for {each * stages:g} GPUs"
     return count, f"{per}, and {machine.described()}"
 
 
@@ -317,11 +366,8 @@ def _shortages(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[s
     """Yield the resources that the applications reserve in Ray beyond those that exist, with numbers."""
     models = [model for args in applications for model in args.served.values() if model.load_at_start]
     for model in models:
-        if model.gpus_per_engine > machine.most_gpus and not machine.unknown:
-            yield (
-                f"an engine of {model.name} takes {model.gpus_per_engine:g} GPUs of one machine "
-                f"(engines.num_gpus x engine.tensor_parallel_size), but {machine.described()}"
-            )
+        if not machine.unknown and (fault := _misplaced(model, machine)):
+            yield fault
             return
     gpus = sum(model.engines.num_expected * model.gpus_per_engine for model in models)
     if gpus > len(machine.gpus) and not machine.unknown:
@@ -330,11 +376,11 @@ def _shortages(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[s
             for model in models
             if model.gpus_per_engine
         )
-        room = machine.engines(models[0].gpus_per_engine) if len(models) == 1 else 0
+        room = _room(models[0], machine) if len(models) == 1 and models[0].gpus_per_engine else 0
         advice = f"lower engines.count to at most {room}" if room else "lower engines.count"
         yield f"{wanted} take {gpus:g} GPUs, but {machine.described()}: {advice}, or set engine.device to cpu"
     cpus = sum(
-        model.engines.num_expected * model.engines.num_cpus * model.engine.tensor_parallel_size for model in models
+        model.engines.num_expected * model.engines.num_cpus * model.engine.num_ranks for model in models
     ) + sum(args.ingresses.count * args.ingresses.num_cpus for args in applications)
     if cpus > machine.cpus:
         yield (
@@ -342,6 +388,34 @@ def _shortages(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[s
             f"({sum(args.ingresses.count for args in applications)}) reserve {cpus:g} CPUs in Ray, but there are "
             f"{machine.cpus:g}: lower engines.num_cpus, ingresses.num_cpus or a count"
         )
+
+
+def _misplaced(model: ModelArgs, machine: Hardware) -> str:
+    """Return why no engine of a model has room as `engines.placement` demands; "" if one has."""
+    engine, gpus = model.engine, model.gpus_per_rank * model.engine.tensor_parallel_size
+    if engine.pipeline_parallel_size == 1:
+        if gpus <= machine.most_gpus:
+            return ""
+        return (
+            f"an engine of {model.name} takes {gpus:g} GPUs of one machine "
+            f"(engines.num_gpus x engine.tensor_parallel_size), but {machine.described()}"
+        )
+    if _room(model, machine):
+        return ""
+    cpus = model.engines.num_cpus * engine.tensor_parallel_size
+    return (
+        f"an engine of {model.name} has {engine.pipeline_parallel_size} stages (engine.pipeline_parallel_size), "
+        f"{IN_WORDS[model.engines.placement]} (engines.placement), of {gpus:g} GPUs and {cpus:g} CPUs each "
+        f"(engine.tensor_parallel_size), but the machines are {machine.described_nodes()}"
+    )
+
+
+def _room(model: ModelArgs, machine: Hardware) -> int:
+    """Return the number of a model's engines for which there is room. CPUs only count where stages are placed."""
+    engine, engines = model.engine, model.engines
+    gpus, stages = model.gpus_per_rank * engine.tensor_parallel_size, engine.pipeline_parallel_size
+    cpus = engines.num_cpus * engine.tensor_parallel_size if stages > 1 else 0.0
+    return machine.engines(gpus, cpus, stages, engines.placement)
 
 
 def _replicas(model: ModelArgs) -> str:
@@ -353,9 +427,7 @@ def _threads(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[lis
     """Yield for each application the threads with which its engines on CPUs will compute."""
     node = max(machine.nodes, key=lambda each: each.cores)
     for args in applications:
-        ranks = sum(
-            model.engines.num_expected * model.engine.tensor_parallel_size for model in args.served.values()
-        )
+        ranks = sum(model.engines.num_expected * model.engine.num_ranks for model in args.served.values())
         found = []
         for index, model in enumerate(args.served.values()):
             where = f"models[{index}]." if args.models else ""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+
+from deployments.config.placement import Placement, num_engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,20 @@ class Hardware:
         known = [size for size in sizes if size is not None]
         return min(known) if known and len(known) == len(sizes) else None
 
-    def engines(self, gpus_each: float) -> int:
-        """Number of engines that fit, if each needs this many GPUs of one node."""
-        return sum(int(len(node.usable) / gpus_each + 1e-9) for node in self.nodes)
+    def engines(self, gpus: float, cpus: float = 0.0, num_stages: int = 1, placement: Placement = "pack") -> int:
+        """Number of engines that fit, if each of their stages needs this many GPUs and CPUs of one node."""
+        room = []
+        for node in self.nodes:
+            fitting = [
+                int(there / each + 1e-9) for there, each in ((len(node.usable), gpus), (node.cpus, cpus)) if each
+            ]
+            room.append(min(fitting, default=num_stages))
+        return num_engines(room, num_stages, placement)
+
+    def described_nodes(self) -> str:
+        """Say in words how many GPUs and CPUs each node has."""
+        kinds = Counter((len(node.usable), node.cpus) for node in self.nodes)
+        return ", ".join(f"{count} with {gpus} GPUs and {cpus:g} CPUs" for (gpus, cpus), count in kinds.items())
 
     def described(self) -> str:
         """Say in words which GPUs are visible."""

@@ -20,6 +20,7 @@ from deployments.config.autoscaling import AutoscalingSettings
 from deployments.config.hosts import LOCAL_HOSTS, check_host, check_origin, is_local
 from deployments.config.kv_events import KvEventSettings
 from deployments.config.kv_fetch import KvFetchSettings
+from deployments.config.placement import Placement
 from deployments.config.roles import Pool, RoleSettings
 from router.policy_names import check_policy_name
 
@@ -240,7 +241,8 @@ class DeploymentSettings(Settings):
     """CPUs that each replica reserves in Ray."""
     num_gpus: float | None = Field(default=None, ge=0)
     """GPUs that each replica reserves in Ray; None: 1 for an engine on "cuda", otherwise 0. Where an engine has
-    several ranks (`engine.tensor_parallel_size`), each rank reserves this many, and as many CPUs and resources."""
+    several ranks (`engine.tensor_parallel_size`, `engine.pipeline_parallel_size`), each rank reserves this many,
+    and as many CPUs and resources."""
     resources: dict[str, float] = {}
     """Custom Ray resources that each replica reserves."""
     max_ongoing: int = Field(default=4096, ge=1)
@@ -288,6 +290,9 @@ class EngineDeploymentSettings(DeploymentSettings):
 
     autoscaling: AutoscalingSettings | None = None
     """Scales the number of replicas; given instead of `count`."""
+    placement: Placement = "stages"
+    """With `engine.pipeline_parallel_size`: "pack" puts all stages of a replica on one machine, "stages" each on
+    one machine and as many together as fit, "spread" each on a machine of its own."""
     kv_events: KvEventSettings | None = None
     """Where replicas publish the blocks that they hold, for other routers. None: nowhere."""
     kv_fetch: KvFetchSettings | None = KvFetchSettings()

@@ -1,8 +1,9 @@
-"""Runs a replica's ranks after the first as Ray actors, each in a bundle of the replica's own placement group.
+"""Runs a replica's ranks after the first as Ray actors, in the replica's own placement group.
 
-bundle 0  EngineReplica = rank 0 ─┐
-bundle 1  Rank                    ├─ on one node (STRICT_PACK), ended with the replica
-bundle 2  Rank                   ─┘
+bundle 0  stage 0: EngineReplica = rank 0, Rank = 1   a bundle is on one node, and several bundles are
+bundle 1  stage 1:                 Rank = 2, Rank = 3   where `engines.placement` allows
+
+The actors end with the replica.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.base.machine import prepare_process
+from engine.parallel.rank_network import ONE_MACHINE, RankNetwork
 from engine.program.engine import Engine
 from engine.settings.config import EngineConfig
 
@@ -21,29 +23,35 @@ if TYPE_CHECKING:
     from engine.ranks.launcher import RankSpec
 
 
-def load_engine(config: EngineConfig) -> Engine:
-    """Load the engine of a Serve replica. Raises as `Engine.from_config` does."""
+def load_engine(config: EngineConfig, lost_after_s: float = 3.0) -> Engine:
+    """Load the engine of a Serve replica, which ends when the host of a rank has been silent for `lost_after_s`.
+
+    Raises as `Engine.from_config` does.
+    """
     # Imported and loaded objects stay, so collections would find nothing, and take a third of torch's import.
     gc.disable()
     try:
-        return Engine.from_config(config, launcher=RayRanks() if config.tensor_parallel_size > 1 else None)
+        launcher = RayRanks(config.tensor_parallel_size, lost_after_s) if config.num_ranks > 1 else None
+        return Engine.from_config(config, launcher=launcher)
     finally:
         gc.enable()
 
 
 def bundles(config: EngineConfig, options: Mapping[str, Any]) -> list[dict[str, float]]:
-    """Return the resources of each of a replica's ranks, all the same; `options` are its `ray_actor_options`.
+    """Return the resources of each stage of a replica: those of all its ranks, each of which needs as many as the
+    replica itself; `options` are its `ray_actor_options`.
 
     Raises ValueError if a rank reserves nothing, because Ray has no empty bundles.
     """
     named = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
-    each = {name: float(amount) for name, amount in named.items() if amount}
-    if not each:
+    stage = {name: float(amount * config.tensor_parallel_size) for name, amount in named.items() if amount}
+    if not stage:
         raise ValueError(
-            f"{config.name}: tensor_parallel_size is {config.tensor_parallel_size}, but its engines reserve "
-            "no resource that Ray could keep on one machine; set engines.num_cpus above 0, or device to cuda"
+            f"{config.name}: tensor_parallel_size times pipeline_parallel_size is {config.num_ranks}, but its "
+            "engines reserve no resource by which Ray could place their ranks; set engines.num_cpus above 0, or "
+            "device to cuda"
         )
-    return [each] * config.tensor_parallel_size
+    return [stage] * config.pipeline_parallel_size
 
 
 class Rank:
@@ -62,22 +70,39 @@ class RayRanks:
 
     shares_gpus = False
 
-    def launch(self, specs: Sequence[RankSpec]) -> RayActors:
-        """Start one rank in each bundle after the first. Raises RuntimeError outside of a placement group."""
-        import ray
+    def __init__(self, stage_size: int, lost_after_s: float) -> None:
+        """`stage_size`: ranks of each stage. Raises RuntimeError outside of a placement group."""
         from ray.util.placement_group import get_current_placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        group = get_current_placement_group()
-        if group is None:
+        self._group: Any = get_current_placement_group()
+        if self._group is None:
             raise RuntimeError(
                 "ranks as Ray actors need the replica's placement group, but this process is in none"
             )
+        self._stage_size, self._lost_after_s = stage_size, lost_after_s
+
+    @property
+    def network(self) -> RankNetwork:
+        """The loopback address if all bundles are on this node, else this node's address in Ray."""
+        import ray
+        from ray.util.placement_group import placement_group_table
+
+        nodes = placement_group_table(self._group)["bundles_to_node_id"].values()
+        if len(set(nodes)) == 1:
+            return ONE_MACHINE
+        return RankNetwork(ray.util.get_node_ip_address(), self._lost_after_s)
+
+    def launch(self, specs: Sequence[RankSpec]) -> RayActors:
+        """Start the ranks of each stage in its bundle."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
         kind, actors = ray.remote(Rank), {}
         for spec in specs:
-            needs = dict(group.bundle_specs[spec.rank])
+            bundle = spec.rank // self._stage_size
+            needs = {name: all_of / self._stage_size for name, all_of in self._group.bundle_specs[bundle].items()}
             options = {"num_cpus": needs.pop("CPU", 0), "num_gpus": needs.pop("GPU", 0), "resources": needs}
-            place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=spec.rank)
+            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
             actor = kind.options(scheduling_strategy=place, **options).remote()
             actors[actor] = actor.work.remote(spec)
         return RayActors(actors)

@@ -2,12 +2,11 @@
 
 All ranks of a stage call all of these in the same order. NCCL works on the stream that a step runs on, so graphs
 record it; our own kernel computes small sums (`one_shot.py`). Process groups are made without torch's global one,
-so that a process may have several engines. All ranks are on one machine and connect through its loopback address.
+so that a process may have several engines. The ranks of a stage are on one machine; stages may be on several.
 """
 
 from __future__ import annotations
 
-import socket
 from datetime import timedelta
 from typing import Any
 
@@ -19,10 +18,10 @@ from engine.layers.linear import Rounded
 from engine.layers.operations import Operations
 from engine.parallel.links import StageLink
 from engine.parallel.one_shot import OneShotSum, open_one_shot
+from engine.parallel.rank_network import ONE_MACHINE, RankNetwork, let_nccl_use
 from engine.parallel.shard import Shard
 from engine.parallel.stage import Stage
 
-HOST = "127.0.0.1"
 # A rank that dies ends the operation immediately, because its connections close. This timeout is for a rank that
 # is alive but slow; users set the health check's `stall_timeout_s`.
 _TIMEOUT = timedelta(minutes=30)
@@ -127,21 +126,26 @@ ALONE = Collective(Shard())
 """The only rank."""
 
 
-def open_store(size: int) -> tuple[Any, int]:
-    """Open the store through which `size` ranks connect; returns it and its port on the loopback address."""
-    listener = socket.create_server((HOST, 0))
+def open_store(size: int, network: RankNetwork = ONE_MACHINE) -> tuple[Any, int]:
+    """Open the store through which `size` ranks connect, at rank 0's address; returns it and its port."""
+    listener = network.listen()
     port = listener.getsockname()[1]
     options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
-    return _torch.TCPStore(HOST, port, size, **options), port
+    return _torch.TCPStore(network.host, port, size, **options), port
 
 
-def find_store(port: int, size: int) -> Any:
+def find_store(network: RankNetwork, port: int, size: int) -> Any:
     """Connect to the store that rank 0 opened."""
-    return _torch.TCPStore(HOST, port, size, is_master=False)
+    return _torch.TCPStore(network.host, port, size, is_master=False)
 
 
 def join(
-    store: Any, shard: Shard, device: torch.device, one_shot_kib: int = 0, stage: Stage | None = None
+    store: Any,
+    shard: Shard,
+    device: torch.device,
+    one_shot_kib: int = 0,
+    stage: Stage | None = None,
+    network: RankNetwork = ONE_MACHINE,
 ) -> Collective:
     """Form the groups with the other ranks; returns when all have joined. A GPU becomes this thread's current one.
 
@@ -149,8 +153,10 @@ def join(
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        if not network.is_one_machine:
+            let_nccl_use(network.own_address())
     stage = stage or Stage()
-    own = _Groups(store, f"stage{stage.number}", device)
+    own = _Groups(store, f"stage{stage.number}", device, network)
     group = own.group(shard.rank, shard.size) if shard.size > 1 else None
     ranks = Collective(shard, group, stage)
     if one_shot_kib and device.type == "cuda" and shard.size > 1:
@@ -158,9 +164,9 @@ def join(
         if ranks.least(found is not None, device):
             ranks.one_shot = found
     if stage.count > 1:
-        ranks._everyone = _Groups(store, "everyone", _CPU).group(ranks.rank, ranks.size)
+        ranks._everyone = _Groups(store, "everyone", _CPU, network).group(ranks.rank, ranks.size)
         for number in range(stage.count):  # in the same order on all ranks, because both ends wait for each other
-            arrow = _Groups(store, f"from{number}.{shard.rank}", device)
+            arrow = _Groups(store, f"from{number}.{shard.rank}", device, network)
             if number == stage.number:
                 ranks.after = StageLink(arrow.group(0, 2))
             elif (number + 1) % stage.count == stage.number:
@@ -171,8 +177,9 @@ def join(
 class _Groups:
     """Makes process groups on one kind of device, through a part of the ranks' store."""
 
-    def __init__(self, store: Any, name: str, device: torch.device) -> None:
+    def __init__(self, store: Any, name: str, device: torch.device, network: RankNetwork) -> None:
         self.store = _torch.PrefixStore(name, store)
+        self._network = network
         self._kind = _torch.ProcessGroupNCCL if device.type == "cuda" else _torch.ProcessGroupGloo
         self._on_gpu = device.type == "cuda"
 
@@ -182,9 +189,10 @@ class _Groups:
             options = self._kind.Options()
         else:
             options = self._kind._Options()
-            options._devices = [self._kind.create_device(hostname=HOST)]
+            options._devices = [self._kind.create_device(hostname=self._network.own_address())]
         options._timeout = _TIMEOUT
-        return self._kind(self.store, rank, size, options)
+        with self._network.ending_when_lost():
+            return self._kind(self.store, rank, size, options)
 
 
 def _in_stream(options: Any) -> Any:

@@ -3,7 +3,7 @@
 accept ─▶ a thread for each connection: both sides prove the key ─▶ admitted, in the order of their proofs
               └── silent for `PROOF_S`, wrong, or one too many: closed ──┘
 
-Any process of the machine can connect to the port. A silent one does not delay the others.
+Any process that reaches the port can connect. A silent one does not delay the others.
 """
 
 from __future__ import annotations

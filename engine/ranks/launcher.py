@@ -11,13 +11,16 @@ from typing import Protocol
 
 import msgspec
 
+from engine.parallel.rank_network import ONE_MACHINE, RankNetwork
+
 
 class RankSpec(msgspec.Struct, frozen=True):
-    """The data by which a new rank finds rank 0 on this machine. It has a secret: keep it off command lines."""
+    """The data by which a new rank finds rank 0. It has a secret: keep it off command lines."""
 
     rank: int
+    network: RankNetwork
     port: int
-    """Port of the loopback address at which rank 0 waits."""
+    """Port of rank 0's address at which it waits."""
     key: bytes
     """Secret with which rank 0 and the new rank authenticate each other."""
     gpu: int
@@ -41,14 +44,19 @@ class WorkerLauncher(Protocol):
     def shares_gpus(self) -> bool:
         """Whether each rank sees the GPUs of all ranks and has to use the one with its own number."""
 
+    @property
+    def network(self) -> RankNetwork:
+        """How the ranks reach this process, rank 0, if no interface is named."""
+
     def launch(self, specs: Sequence[RankSpec]) -> Workers:
-        """Run `engine.ranks.worker.work` for each spec, each in a separate process on this machine."""
+        """Run `engine.ranks.worker.work` for each spec, each in a separate process."""
 
 
 class LocalProcesses:
     """Launches ranks as child processes."""
 
     shares_gpus = True
+    network = ONE_MACHINE
 
     def launch(self, specs: Sequence[RankSpec]) -> ChildProcesses:
         """Start a new interpreter for each rank.

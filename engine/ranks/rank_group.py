@@ -7,14 +7,15 @@ launch ─▶ each connects ─▶ LoadTask ─▶ RankReady from each ─▶ St
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import secrets
-import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import cast
 
@@ -23,7 +24,8 @@ import torch
 from engine.base.awake_clock import LOOK_S, Patience
 from engine.base.errors import RankLost
 from engine.kv_tier.rank_pages import Moved
-from engine.parallel.collective import HOST, Collective, join, open_store
+from engine.parallel.collective import Collective, join, open_store
+from engine.parallel.rank_network import ONE_MACHINE, RankNetwork, address_of
 from engine.parallel.shard import Shard
 from engine.parallel.stage import Stage
 from engine.ranks.entrance import Entrance
@@ -55,14 +57,17 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 # Seconds: a failed rank's report arrives a little later than the errors that its end causes on the others.
 _REPORT_SECONDS = 1.0
+_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 class RankGroup:
     """The ranks after the first. The owner closes it; the ranks also end with this process."""
 
-    def __init__(self, workers: Workers, connections: Sequence[Connection]) -> None:
+    def __init__(
+        self, workers: Workers, connections: Sequence[Connection], network: RankNetwork = ONE_MACHINE
+    ) -> None:
         """`connections`: those to the other ranks, in any order; `join` finds out which is whose."""
-        self.size = len(connections) + 1
+        self.size, self._network = len(connections) + 1, network
         self._workers, self._connections = workers, connections
         self._ranks: Collective | None = None
         self._lost = threading.Event()
@@ -76,16 +81,26 @@ class RankGroup:
         self._end = weakref.finalize(self, _end, workers, connections)
 
     @classmethod
-    def start(cls, launcher: WorkerLauncher, size: int) -> RankGroup:
-        """Start `size` - 1 ranks and return when all have connected. Raises RankLost if one ends first."""
-        key = secrets.token_bytes(32)
-        server = socket.create_server((HOST, 0))
+    def start(cls, launcher: WorkerLauncher, size: int, interface: str | None = None) -> RankGroup:
+        """Start `size` - 1 ranks and return when all have connected. `interface`: the network interface that they
+        use if they are on several hosts.
+
+        Raises RankLost if one ends first, and ValueError if there is no such interface.
+        """
+        key, network = secrets.token_bytes(32), launcher.network
+        if interface is not None:
+            address = address_of(interface)
+            if not network.is_one_machine:
+                network = replace(network, host=address, interface=interface)
+        server = network.listen()
         port = server.getsockname()[1]
         with Entrance(server, key) as entrance:
-            specs = [RankSpec(rank, port, key, rank if launcher.shares_gpus else 0) for rank in range(1, size)]
+            specs = [
+                RankSpec(rank, network, port, key, rank if launcher.shares_gpus else 0) for rank in range(1, size)
+            ]
             workers = launcher.launch(specs)
             try:
-                return cls(workers, [entrance.admit(workers) for _ in specs])
+                return cls(workers, [entrance.admit(workers) for _ in specs], network)
             except BaseException:
                 workers.close()
                 raise
@@ -97,7 +112,7 @@ class RankGroup:
 
         Raises RankLost, and ValueError when the GPUs differ.
         """
-        store, port = open_store(self.size)
+        store, port = open_store(self.size, self._network)
         self._send(encode(LoadTask(config, port, starts)))
         names, connection_of = {0: device_name}, {}
         for connection in self._connections:
@@ -107,7 +122,8 @@ class RankGroup:
         check_alike(names)
         threading.Thread(target=_watch, args=(weakref.ref(self), self._connections), daemon=True).start()
         shard, stage = Shard.of_engine(config, 0), Stage(0, starts)
-        self._ranks = self._join_unless_lost(lambda: join(store, shard, device, config.one_shot_kib, stage))
+        one_shot_kib, network = config.one_shot_kib, self._network
+        self._ranks = self._join_unless_lost(lambda: join(store, shard, device, one_shot_kib, stage, network))
         return self._ranks
 
     def _join_unless_lost(self, join_others: Callable[[], Collective]) -> Collective:
@@ -220,7 +236,11 @@ class RankGroup:
         patience = Patience(_REPORT_SECONDS / 2)
         while (how := self._workers.ended()) is None and not patience.is_over():
             time.sleep(_POLL_SECONDS / 20)
-        return how or "a rank's connection has closed: its process has ended"
+        return how or "a rank's connection has closed: its process has ended, or its host does not answer"
+
+    def rank_of(self, connection: Connection) -> int:
+        """Return the rank at the other end of a connection."""
+        return self._connections.index(connection) + 1
 
     def close(self) -> None:
         """End all ranks after the first. Idempotent."""
@@ -289,8 +309,9 @@ def _take(ready: Sequence[Connection], group: RankGroup, open_ones: list[Connect
             if reason is None:
                 return None
             ready = cast("list[Connection]", wait(open_ones, _POLL_SECONDS)) if open_ones else []
-    except (EOFError, OSError):
-        return ""
+    except (EOFError, OSError) as error:
+        is_silent = isinstance(error, OSError) and error.errno in _UNREACHABLE
+        return f"the host of rank {group.rank_of(connection)} does not answer: {error}" if is_silent else ""
     return reason
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ import torch
 from engine.attention.part_reader import PartReader
 from engine.kv_tier.rank_pages import RankPages
 from engine.loading.load_model import load_model
-from engine.parallel.collective import HOST, find_store, join
+from engine.parallel.collective import find_store, join
 from engine.parallel.shard import Shard
 from engine.parallel.stage import Stage
 from engine.ranks.launcher import RankSpec
@@ -49,10 +49,12 @@ from engine.runner.prepared_step import PreparedStep
 from engine.runner.stage_runner import Begun, StageRunner
 from engine.values.plan import StepUnderway
 
+_CONNECT_S = 30.0
+
 
 def work(spec: RankSpec, leave: Callable[[], None]) -> None:
     """Serve rank 0 until its connection closes. `leave` is then called from another thread and need not return."""
-    connection = Client((HOST, spec.port), authkey=spec.key)
+    connection = connect(spec)
     reports = _Reports(connection)
     inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox, leave), daemon=True).start()
@@ -67,6 +69,14 @@ def work(spec: RankSpec, leave: Callable[[], None]) -> None:
         except OSError:  # Rank 0 has ended, so this rank failed, too.
             return
         raise
+
+
+def connect(spec: RankSpec) -> Connection:
+    """Connect to rank 0; both sides prove the key. Raises OSError and AuthenticationError."""
+    connection = Connection(spec.network.connect(spec.port, _CONNECT_S).detach())
+    answer_challenge(connection, spec.key)
+    deliver_challenge(connection, spec.key)
+    return connection
 
 
 class _Reports:
@@ -86,8 +96,8 @@ def _compute(spec: RankSpec, task: LoadTask, reports: _Reports, inbox: queue.Sim
     stage = Stage(spec.rank // shard.size, task.starts)
     device = torch.device(config.device, spec.gpu) if config.device == "cuda" else torch.device("cpu")
     reports.send(RankReady(spec.rank, device_name(device)))
-    store = find_store(task.store_port, shard.size * stage.count)
-    ranks = join(store, shard, device, config.one_shot_kib, stage)
+    store = find_store(spec.network, task.store_port, shard.size * stage.count)
+    ranks = join(store, shard, device, config.one_shot_kib, stage, spec.network)
     runner = load_model(config, ranks=ranks)  # on the GPU that `join` selected for this thread
     pages: RankPages | None = None
     if config.kv_tier is not None:

@@ -6,6 +6,7 @@ import pytest
 
 from deployments.app import build_with
 from deployments.config.args import AppArgs
+from deployments.config.placement import Placement
 from deployments.config.settings import EngineDeploymentSettings, IngressSettings
 from deployments.control.surge import surge_percent
 from tests.support.bound_deployments import deployments_of
@@ -31,6 +32,26 @@ def test_auto_asks_whether_one_more_replica_fits_on_a_node(
     needed: dict[str, float], num_ranks: int, nodes: list[dict[str, float]], percent: int
 ) -> None:
     assert surge_percent("auto", needed, num_ranks, lambda: nodes) == percent
+
+
+@pytest.mark.parametrize(
+    ("placement", "nodes", "percent"),
+    [
+        ("stages", [2, 2], 20),
+        ("stages", [4], 20),
+        ("stages", [3, 1], 0),
+        ("pack", [2, 2], 0),
+        ("pack", [4], 20),
+        ("spread", [4], 0),
+        ("spread", [4, 2], 20),
+    ],
+)
+def test_auto_asks_whether_the_stages_of_one_more_replica_fit(
+    placement: Placement, nodes: list[int], percent: int
+) -> None:
+    """Two stages of two GPUs."""
+    free = [{"CPU": 8.0, "GPU": float(gpus)} for gpus in nodes]
+    assert surge_percent("auto", GPU, 2, lambda: free, num_stages=2, placement=placement) == percent
 
 
 def test_a_number_is_taken_as_it_is() -> None:

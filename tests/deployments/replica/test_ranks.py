@@ -22,10 +22,10 @@ def deployment_of(engine: dict[str, Any], engines: dict[str, Any]) -> Bound:
     return deployments_of(build(args))["EngineReplica"]
 
 
-def test_each_rank_reserves_the_same_on_one_machine() -> None:
+def test_the_ranks_of_a_stage_reserve_the_same_on_one_machine() -> None:
     engine = {"model": "demo", "device": "cuda", "tensor_parallel_size": 4}
     config = deployment_of(engine, {"num_cpus": 2, "resources": {"engine_node": 0.25}}).replica_config
-    assert config.placement_group_bundles == [{"CPU": 2, "GPU": 1, "engine_node": 0.25}] * 4
+    assert config.placement_group_bundles == [{"CPU": 8, "GPU": 4, "engine_node": 1}]
     assert config.placement_group_strategy == "STRICT_PACK"
     assert config.ray_actor_options["num_gpus"] == 1  # rank 0's, in the first of them
 
@@ -35,7 +35,31 @@ def test_the_ready_made_file_shares_a_model_among_four_gpus() -> None:
     # The file's own model would have to be found on the hub.
     engine = application["args"]["engine"] | {"model": "demo", "max_model_len": None}
     deployment = deployment_of(engine, application["args"]["engines"])
-    assert deployment.replica_config.placement_group_bundles == [{"CPU": 1, "GPU": 1}] * 4
+    assert deployment.replica_config.placement_group_bundles == [{"CPU": 4, "GPU": 4}]
+
+
+@pytest.mark.parametrize(
+    ("placement", "strategy"),
+    [(None, "PACK"), ("stages", "PACK"), ("pack", "STRICT_PACK"), ("spread", "STRICT_SPREAD")],
+)
+def test_each_stage_has_a_bundle_and_the_setting_places_them(placement: str | None, strategy: str) -> None:
+    engine = {"model": "demo", "device": "cuda", "tensor_parallel_size": 2, "pipeline_parallel_size": 3}
+    engines = {} if placement is None else {"placement": placement}
+    config = deployment_of(engine, engines).replica_config
+    assert config.placement_group_bundles == [{"CPU": 2, "GPU": 2}] * 3
+    assert config.placement_group_strategy == strategy
+
+
+def test_files_of_pages_need_all_stages_on_one_machine(tmp_path: Path) -> None:
+    engine = {
+        "model": "demo",
+        "pipeline_parallel_size": 2,
+        "host_kv_gib": 0.1,
+        "kv_tier": {"directory": str(tmp_path), "disk_gib": 1},
+    }
+    with pytest.raises(ValidationError, match=r"set engines\.placement to pack, or leave engine\.kv_tier out"):
+        deployment_of(engine, {})
+    assert deployment_of(engine, {"placement": "pack"}).replica_config.placement_group_strategy == "STRICT_PACK"
 
 
 def test_one_rank_needs_no_group() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from multiprocessing.connection import Client, Connection
-from typing import Any
+from multiprocessing.connection import Connection
 
 import pytest
 
+from engine.parallel.rank_network import ONE_MACHINE
 from engine.ranks import worker
 from engine.ranks.launcher import RankSpec
 
@@ -17,6 +17,7 @@ class Threads:
     """Launches ranks as threads. On a machine with GPUs each thread takes its own."""
 
     shares_gpus = True
+    network = ONE_MACHINE
 
     def launch(self, specs: Sequence[RankSpec]) -> RankThreads:
         """Start a thread for each spec."""
@@ -28,7 +29,8 @@ class LastFirst(Threads):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._connected = threading.Semaphore(0)
-        monkeypatch.setattr(worker, "Client", self._connect)
+        self._connect_rank = worker.connect
+        monkeypatch.setattr(worker, "connect", self._connect)
 
     def launch(self, specs: Sequence[RankSpec]) -> RankThreads:
         """Start the threads."""
@@ -38,8 +40,8 @@ class LastFirst(Threads):
             self._connected.acquire()
         return ranks
 
-    def _connect(self, *place: Any, **key: bytes) -> Connection:
-        connection = Client(*place, **key)
+    def _connect(self, spec: RankSpec) -> Connection:
+        connection = self._connect_rank(spec)
         self._connected.release()
         return connection
 
