@@ -63,11 +63,11 @@ def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-STAGES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 3}
+STAGES: dict[str, Any] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 3}
 
 
 @pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, STAGES])
-def test_the_offline_api_answers_alike_and_leaves_no_process(sizes: dict[str, int]) -> None:
+def test_the_offline_api_answers_alike_and_leaves_no_process(sizes: dict[str, Any]) -> None:
     params = SamplingParams(temperature=0, max_tokens=12)
     alone = LLM("demo", **SETTINGS).generate([PROMPT], params, progress=False)
     launcher = Watched()
@@ -85,7 +85,7 @@ def test_the_offline_api_answers_alike_and_leaves_no_process(sizes: dict[str, in
     ("is_busy", "sizes"),
     [(True, {"tensor_parallel_size": 4}), (False, {"tensor_parallel_size": 2}), (True, STAGES), (False, STAGES)],
 )
-def test_a_killed_rank_ends_the_engine_immediately(is_busy: bool, sizes: dict[str, int]) -> None:
+def test_a_killed_rank_ends_the_engine_immediately(is_busy: bool, sizes: dict[str, Any]) -> None:
     """Its requests do not fail: clients resume them elsewhere. No operation waits for its timeout."""
     launcher, config = Watched(), EngineConfig(**sizes, **SETTINGS)
     engine = Engine.from_config(config, launcher=launcher)
