@@ -125,8 +125,10 @@ class DrainSettings(Settings):
 
 
 class StreamSettings(Settings):
-    """How long streams outlive their readers, for clients that ask for event ids: see docs/streams.md."""
+    """Which streams can be continued, and how long they outlive their readers: see docs/streams.md."""
 
+    ids: Literal["asked", "always"] = "asked"
+    """Which streams have event ids, by which they can be continued: those of clients that ask, or all."""
     detached_s: float = Field(default=10.0, ge=0)
     """Seconds for which a stream is generated further after its last reader has left."""
     max_detached_s: float = Field(default=600.0, ge=0)

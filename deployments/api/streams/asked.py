@@ -34,7 +34,7 @@ class AskedStream:
 
     name: AnswerName
     has_ids: bool
-    """Whether its events have ids, because the client asked for them."""
+    """Whether its events have ids, because the client asked for them or all streams have them."""
     position: StreamPosition | None = None
     """The position at which to continue; None: from the first event."""
     detached_s: float | None = None
@@ -93,7 +93,8 @@ def asked_stream(scope: Scope, settings: StreamSettings) -> AskedStream:
         return _NO_STREAM
     detached_s, last = _detached_s(scope, settings), header(scope, b"last-event-id")
     if not last:  # Browsers send an empty one after events without an id.
-        return AskedStream(AnswerName.new(prefix), _takes_events(scope), detached_s=detached_s)
+        has_ids = settings.ids == "always" or _takes_events(scope)
+        return AskedStream(AnswerName.new(prefix), has_ids, detached_s=detached_s)
     position = StreamPosition.parse(last)
     if not position.name.id.startswith(prefix):
         raise wrong_id(f"Last-Event-ID is of another endpoint's stream: one of {path} begins with {prefix}.")

@@ -57,6 +57,17 @@ def test_a_stream_is_continued_by_its_name(client: Client, engine: ScriptedEngin
     assert [request.session_id for request in engine.requests[num_asked:]] == ["s"] * (num_asked - 1)
 
 
+@pytest.mark.parametrize("path", ASKS)
+def test_all_streams_have_ids_if_the_settings_say_so(
+    service: ApiService, engine: ScriptedEngine, path: str
+) -> None:
+    always = replace(service, streams=StreamSettings(ids="always"))
+    client = Client(httpx.ASGITransport(create_app(always)))
+    assert events_of(client.post(path, ASKS[path]).content)
+    assert all(request.stream is not None and request.stream.record for request in engine.requests)
+    assert client.post(path, ASKS[path] | {"stream": False}).status_code == 200
+
+
 def test_a_stream_that_no_replica_has_is_a_404(client: Client, engine: ScriptedEngine) -> None:
     name, whole = begun(client, engine, "/v1/completions")
     engine.found.clear()
