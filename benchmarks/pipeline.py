@@ -1,10 +1,10 @@
 """Measure how well the loop and the scheduler keep the stages of a pipeline busy, and what a step costs the host.
 
-    python -m benchmarks.pipeline [--stage-ms 5 20] [--rows 32] [--seconds 5] [--json FILE]
+    python -m benchmarks.pipeline [--stage-ms 5 20] [--rows 32] [--seconds 3] [--json FILE]
 
-The real engine runs on stages that are threads: each sleeps as long for every step, and leaves the processor alone
-as a GPU does. A process with the whole model, whose steps take as long as all stages together, is the reference.
-A step has the same number of rows in all cases, so there are as many requests as rows times steps in flight.
+The real engine runs on stages that are threads: each sleeps as long for every step, and uses no processor while it
+does. A process with the whole model, whose steps take as long as all stages together, is the reference. A step has
+the same number of rows in all cases, so there are as many requests as rows times steps in flight.
 
     steps     steps per second, those of the reference, and their ratio: at best the number of stages
     idle      share of time in which a stage waits for a step

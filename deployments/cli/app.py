@@ -133,6 +133,14 @@ def serve(
             show_default="the file's, or as few as hold it",
         ),
     ] = None,
+    pipeline_parallel: Annotated[
+        int | None,
+        typer.Option(
+            help="Stages of consecutive layers in each engine, each on its own GPUs.",
+            min=1,
+            show_default="the file's, or 1",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the settings in effect, each with its reason, and end.")
     ] = False,
@@ -154,6 +162,7 @@ def serve(
         model=model,
         replicas=replicas,
         tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
         dry_run=dry_run,
         quiet=quiet,
         verbose=verbose,
@@ -322,11 +331,21 @@ def info(
     device: Annotated[
         Device, typer.Option(help="Device whose memory the pages must fit.", rich_help_panel=_ENGINE)
     ] = Device.auto,
+    pipeline_parallel: Annotated[
+        int,
+        typer.Option(help="Stages of a pipeline: show the layers of each.", min=1, rich_help_panel=_ENGINE),
+    ] = 1,
 ) -> None:
     """Show a model's size, what a token of KV costs, how many pages fit and what computes. Loads no weights."""
     from deployments.cli.info import run
 
-    run(model, page_size=page_size, dtype=dtype.value, device=device.value)
+    run(
+        model,
+        page_size=page_size,
+        dtype=dtype.value,
+        device=device.value,
+        pipeline_parallel=pipeline_parallel,
+    )
 
 
 @app.command()
@@ -383,6 +402,25 @@ def plan(
             help="GPUs that share the model.", min=1, show_default="as few as hold it", rich_help_panel=_ENGINE
         ),
     ] = None,
+    pipeline_parallel: Annotated[
+        int | None,
+        typer.Option(
+            help="Stages of consecutive layers, each on its own GPUs.",
+            min=1,
+            show_default="1, or as few as hold it if one host does not",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    micro_batches: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps in flight in a pipeline.", min=1, show_default="the stages", rich_help_panel=_ENGINE
+        ),
+    ] = None,
+    hosts: Annotated[
+        int, typer.Option(help="Most hosts for the stages of a replica.", min=1, rich_help_panel=_FLEET)
+    ] = 8,
+    gpus_per_host: Annotated[int, typer.Option(help="GPUs of a host.", min=1, rich_help_panel=_FLEET)] = 8,
     bandwidth_efficiency: Annotated[
         float, typer.Option(help="Share of bandwidth reached.", min=0.01, max=1, rich_help_panel=_ASSUMED)
     ] = 0.7,
@@ -395,6 +433,12 @@ def plan(
     max_weight_share: Annotated[
         float, typer.Option(help="Share of memory for weights.", min=0.01, max=1, rich_help_panel=_ASSUMED)
     ] = 0.7,
+    link_gb_s: Annotated[
+        float,
+        typer.Option(
+            help="GB/s from one stage to the next: 12.5 is 100 Gb/s.", min=0.001, rich_help_panel=_ASSUMED
+        ),
+    ] = 12.5,
     config: Annotated[
         Path | None, typer.Option(help="A config.json to use instead of the model's.", show_default=False)
     ] = None,
@@ -423,9 +467,12 @@ def plan(
             "max_model_len": max_model_len,
             "max_running": max_running,
             "kv_memory_share": kv_memory_share,
+            "micro_batches": micro_batches,
         },
         tensor_parallel=tensor_parallel,
-        assumed=Assumptions(bandwidth_efficiency, mfu, reserve_gib, max_weight_share),
+        pipeline_parallel=pipeline_parallel,
+        hosts=hosts,
+        assumed=Assumptions(bandwidth_efficiency, mfu, reserve_gib, max_weight_share, gpus_per_host, link_gb_s),
         request=RequestShape(prompt_tokens, output_tokens, hit_rate),
         count=count,
         requests_per_s=requests_per_s,

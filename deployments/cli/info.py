@@ -29,6 +29,8 @@ from engine.model_config.encoder import EncoderConfig
 from engine.model_config.layer_groups import LayerGroups
 from engine.model_files.json_files import parse_json
 from engine.model_files.model_directory import resolve_metadata
+from engine.parallel.division import stages_of
+from engine.parallel.stage import WHOLE, Stage
 from engine.settings.config import GPU_DEFAULTS, DType, EngineConfig
 
 if TYPE_CHECKING:
@@ -47,23 +49,34 @@ _USUAL_HEADS = 32, 8, 128
 """Query heads, key-value heads and their dimension in 8B models, to describe a machine without a model."""
 
 
-def run(model: str | None, *, page_size: int, dtype: str, device: str) -> None:
-    """Print the table. Raises UserError for a missing or unsupported model."""
+def run(model: str | None, *, page_size: int, dtype: str, device: str, pipeline_parallel: int = 1) -> None:
+    """Print the table. Raises UserError for a missing or unsupported model, or one without so many stages."""
     if model is None:
+        if pipeline_parallel > 1:
+            raise UserError("--pipeline-parallel divides a model's layers: name the model", 2)
         Console().print(describe_machine(machine(device), page_size, dtype))
         return
     try:
         here = machine(device)
         on_gpu = GPU_DEFAULTS if here.device == "cuda" else {}
-        config = EngineConfig(model=model, page_size=page_size, dtype=cast(DType, dtype), **on_gpu)
+        config = EngineConfig(
+            model=model,
+            page_size=page_size,
+            dtype=cast(DType, dtype),
+            pipeline_parallel_size=pipeline_parallel,
+            **on_gpu,
+        )
         directory = resolve_metadata(model)
         facts = model_facts(directory)
+        if isinstance(facts, EncoderConfig):
+            if pipeline_parallel > 1:
+                raise UserError(f"{facts.architecture} is an encoder, which runs in one stage", 2)
+            table = describe_encoder(model, directory, facts)
+        else:
+            table = describe(model, directory, facts, config, here)
     except ValueError as error:  # ModelLoadError is one
         raise UserError(one_line(error)) from None
-    if isinstance(facts, EncoderConfig):
-        Console().print(describe_encoder(model, directory, facts))
-    else:
-        Console().print(describe(model, directory, facts, config, here))
+    Console().print(table)
 
 
 def describe_encoder(model: str, directory: Path, facts: EncoderConfig) -> Table:
@@ -83,7 +96,7 @@ def describe_encoder(model: str, directory: Path, facts: EncoderConfig) -> Table
 
 
 def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConfig, machine: Machine) -> Table:
-    """Return the facts as a table of two columns."""
+    """Return the facts as a table of two columns. Raises ValueError for more stages than the layers allow."""
     dtype = config.dtype
     if dtype == "auto":
         dtype = facts.dtype if machine.device == "cuda" else "float32"
@@ -99,28 +112,61 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     table.add_row("vocabulary", f"{facts.vocab_size:,} tokens")
     table.add_row("context", f"{facts.max_position_embeddings:,} tokens")
     weight_bytes, kinds = facts.weight_bytes(element), _kind(facts, dtype)
+    stages = stages_of(facts, config)
+    weights_of_stages = [stage.weight_bytes(facts, element) for stage in stages]
     if is_gguf(directory):
         kept, why = _kept(directory, facts, dtype, machine.device)
         for name, text in _gguf_rows(directory, dtype, kept, why):
             table.add_row(name, text)
         if kept.tensors:
-            saved = kept.num_numbers * element - kept.num_bytes
+            saved = _saved(kept, element)
             weight_bytes, kinds = weight_bytes - saved, f"{dtype} and the file's codes"
+            weights_of_stages = [
+                weights - _saved(_kept(directory, facts, dtype, machine.device, stage)[0], element)
+                for weights, stage in zip(weights_of_stages, stages, strict=True)
+            ]
             machine = replace(machine, free_bytes=machine.free_bytes + saved)
     else:
         table.add_row("weights on disk", _weights_on_disk(directory, facts))
     table.add_row("weights in memory", f"{size_text(weight_bytes)} as {kinds}")
     table.add_row("KV per token", f"{per_token:,} bytes")
     table.add_row("KV per page", f"{size_text(per_token * config.page_size)} ({config.page_size} tokens)")
+    if len(stages) > 1:
+        for stage, weights in zip(stages, weights_of_stages, strict=True):
+            table.add_row(f"  stage {stage.number}", _stage(facts, stage, weights, element))
     on_gpus = facts.dtype if config.dtype == "auto" else dtype
     _add_computing(table, facts, config.page_size, dtype, on_gpus, machine.device)
+    if len(stages) > 1:
+        plan = f"raydix plan {model} --pipeline-parallel {len(stages)}"
+        table.add_row("KV pages", Text(f"on devices for {len(stages)} stages: see {plan}"))
+    else:
+        _add_pages(table, facts, config, machine, element)
+    _add_unused(table, directory, facts)
+    return table
+
+
+def _add_pages(table: Table, facts: ModelConfig, config: EngineConfig, machine: Machine, element: int) -> None:
+    """Add the KV pages and the slots for states of an engine here."""
     table.add_row("KV pages here", _pages(facts, config, machine, element))
     if (windows := _windows(facts, config, machine, element)) is not None:
         table.add_row("layers with a window", windows)
     if facts.delta_net is not None:
         table.add_row("states here", _states(facts, config, machine, element))
-    _add_unused(table, directory, facts)
-    return table
+
+
+def _stage(facts: ModelConfig, stage: Stage, weight_bytes: int, element: int) -> str:
+    """Describe the part of a model that one stage of a pipeline has."""
+    layers, own = stage.layers(facts.num_layers), stage.of(facts)
+    tables = " with the embedding and the output head" if stage.is_first else ""
+    names = f"layer {layers.start}" if len(layers) == 1 else f"layers {layers.start} to {layers.stop - 1}"
+    text = f"{names}: {size_text(weight_bytes)} of weights{tables}"
+    text = f"{text}, {own.kv_bytes_per_token(element):,} bytes of KV per token"
+    return f"{text}, {size_text(states)} for each state" if (states := own.state_bytes(element)) else text
+
+
+def _saved(kept: KeptBlocks, element: int) -> int:
+    """Return the bytes that kept blocks take less than plain numbers."""
+    return kept.num_numbers * element - kept.num_bytes
 
 
 def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfig) -> None:
@@ -305,8 +351,8 @@ def _windows(facts: ModelConfig, config: EngineConfig, machine: Machine, element
     return f"{sees}. With pages of their own, requests fit: {', '.join(fits)} (engine.windowed_kv: {here} here)"
 
 
-def _kept(path: Path, facts: ModelConfig, dtype: str, device: str) -> tuple[KeptBlocks, str]:
-    """Return which blocks of a model in GGUF stay unchanged in memory, and why the others are widened."""
+def _kept(path: Path, facts: ModelConfig, dtype: str, device: str, stage: Stage = WHOLE) -> tuple[KeptBlocks, str]:
+    """Return which blocks of a model in GGUF stay unchanged in a stage's memory, and why others are widened."""
     import torch
 
     from deployments.cli.cpu_kernels import why_not_native
@@ -315,7 +361,7 @@ def _kept(path: Path, facts: ModelConfig, dtype: str, device: str) -> tuple[Kept
     if (why := why_not_native(facts, getattr(torch, dtype), device)) is not None:
         return KeptBlocks(frozenset(), 0, 0), why
     try:
-        return kept_blocks(path, facts), "a projection that is multiplied with them is plain numbers"
+        return kept_blocks(path, facts, stage), "a projection that is multiplied with them is plain numbers"
     except ModelLoadError as error:  # a start reports the same
         return KeptBlocks(frozenset(), 0, 0), one_line(error)
 

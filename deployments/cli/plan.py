@@ -28,6 +28,8 @@ def run(
     *,
     engine: Mapping[str, Any],
     tensor_parallel: int | None,
+    pipeline_parallel: int | None,
+    hosts: int,
     assumed: Assumptions,
     request: RequestShape,
     count: int | None,
@@ -38,18 +40,30 @@ def run(
 ) -> None:
     """Compute and print the plan. Raises UserError for an unknown model or GPU, or a model that does not fit.
 
-    `engine` has settings of `EngineConfig`. With `tensor_parallel` None, as few GPUs as hold the model share it.
+    `engine` has settings of `EngineConfig`. With `tensor_parallel` None, as few GPUs as hold the model share it,
+    on up to `hosts` hosts, and with `pipeline_parallel` None they are stages only if one host does not hold it.
     """
     if count is not None and requests_per_s is not None:
         raise UserError("--count and --requests-per-s exclude each other: give either the replicas or the load", 2)
     try:
         planned, model = gpu_named(gpu), planned_model(name, config)
         step_tokens = GPU_DEFAULTS["max_step_tokens"]
-        settings = EngineConfig(model=model.name, device="cuda", max_step_tokens=step_tokens, **engine)
+        settings = EngineConfig(
+            model=model.name,
+            device="cuda",
+            max_step_tokens=step_tokens,
+            pipeline_parallel_size=pipeline_parallel or 1,
+            **engine,
+        )
         if tensor_parallel is None:
-            replica = smallest_replica(model.facts, planned, settings, assumed)
+            replica = smallest_replica(model.facts, planned, settings, assumed, hosts, pipeline_parallel)
         else:
             replica = ReplicaPlan(model.facts, planned, tensor_parallel, settings, assumed)
+            if replica.num_hosts > hosts:
+                raise ValueError(
+                    f"{len(replica.stages)} stages of {tensor_parallel} GPUs take {replica.num_hosts} hosts of "
+                    f"{assumed.gpus_per_host} GPUs, but there may be {hosts} (--hosts)"
+                )
         if requests_per_s is None:
             plan = CapacityPlan(model, replica, count or 1, request)
         else:

@@ -6,9 +6,10 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.cli.units import count_text, seconds_text, size_text
-from deployments.simulator.planning.replica import RUNS_WEIGHT_TYPES
+from deployments.simulator.planning.replica import RUNS_WEIGHT_TYPES, ReplicaPlan
 from deployments.simulator.planning.report import (
     CapacityPlan,
+    figures,
     full_batch,
     warnings,
     weight_table,
@@ -20,7 +21,14 @@ from engine.model_config.layer_groups import LayerGroups
 
 def show(plan: CapacityPlan, console: Console) -> None:
     """Print the plan's tables and warnings."""
-    for table in (_model(plan), _replica(plan), _speed(plan), _fleet(plan)):
+    is_pipeline = len(plan.replica.stages) > 1
+    for table in (
+        _model(plan),
+        _replica(plan),
+        *([_stages(plan)] if is_pipeline else []),
+        _speed(plan),
+        _fleet(plan),
+    ):
         console.print(table)
     for warning in warnings(plan):
         console.print(f"[bold yellow]warning:[/] {warning}", highlight=False)
@@ -60,10 +68,11 @@ def _weights(name: str) -> str:
 def _replica(plan: CapacityPlan) -> Table:
     replica = plan.replica
     engine, assumed = replica.engine, replica.assumed
-    table = _table(f"A replica on {replica.tp} x {replica.gpu.title}")
+    table = _table(f"A replica on {replica.num_gpus} x {replica.gpu.title}{_division(replica)}")
     table.add_row("memory of a GPU", size_text(replica.gpu.memory_bytes), replica.gpu.source)
     weights = f"{replica.weight_share:.0%} of it; at most {assumed.max_weight_share:.0%}, or more GPUs share it"
-    table.add_row("weights on each", size_text(replica.weight_bytes / replica.tp), weights)
+    most = max(stage.weight_bytes for stage in replica.stages) / replica.tp
+    table.add_row("weights on each" if len(replica.stages) == 1 else "most weights", size_text(most), weights)
     table.add_row("reserve", f"{assumed.reserve_gib:.1f} GiB", "CUDA and a step's tensors: assumed, then measured")
     table.add_row("left for KV", size_text(replica.free_bytes * engine.kv_memory_share), _share(plan))
     table.add_row("KV pages", f"{replica.num_pages:,}", f"of {engine.page_size} tokens")
@@ -87,6 +96,33 @@ def _replica(plan: CapacityPlan) -> Table:
     return table
 
 
+def _division(replica: ReplicaPlan) -> str:
+    """Return how stages and hosts divide a replica's GPUs; "" for one stage."""
+    if len(replica.stages) == 1:
+        return ""
+    hosts = "one host" if replica.num_hosts == 1 else f"{replica.num_hosts} hosts"
+    return f": {len(replica.stages)} stages of {replica.tp}, on {hosts}"
+
+
+def _stages(plan: CapacityPlan) -> Table:
+    """Return what each GPU of each stage holds, and the time of a decode step in it."""
+    replica, rows = plan.replica, plan.replica.rows_of(full_batch(plan))
+    names = ("stage", "layers", "weights", "KV per token", "left for KV", "pages", "decode step")
+    table = Table(*names, title="Each GPU of a stage", title_justify="left", title_style="bold")
+    for stage in replica.stages:
+        table.add_row(
+            str(stage.stage.number),
+            f"{stage.layers.start}-{stage.layers.stop - 1}",
+            size_text(stage.weight_bytes / replica.tp),
+            f"{stage.kv_bytes_per_token // replica.tp:,} B",
+            size_text(replica.free_bytes_of(stage) * replica.engine.kv_memory_share),
+            f"{replica.num_pages_of(stage):,}",
+            f"~{seconds_text(replica.stage_step_s(stage, rows, plan.request.context))}",
+        )
+    table.caption = "The least pages count. Stage 0 also has the embedding and the output head."
+    return table
+
+
 def _share(plan: CapacityPlan) -> str:
     return f"kv_memory_share = {plan.replica.engine.kv_memory_share:g} of {size_text(plan.replica.free_bytes)}"
 
@@ -97,18 +133,34 @@ def _speed(plan: CapacityPlan) -> Table:
     bandwidth = (
         f"(weights + KV) / ({replica.gpu.bandwidth_gb_s:,g} GB/s x {replica.assumed.bandwidth_efficiency:g})"
     )
+    if (pipeline := figures(plan)) is not None:
+        bandwidth = f"a pass of all stages and links, or {pipeline.micro_batches} micro-batches x the slowest"
     for running in sorted({1, full_batch(plan)}):
         step = replica.decode_step_s(running, request.context)
         table.add_row(f"decode step, {running:,} running", f"~{seconds_text(step)}", bandwidth)
         table.add_row("  tokens/s", f"~{running / step:,.0f}", "running / step")
     rate = replica.prefill_tokens_per_s(request.prompt_tokens)
     flops = f"{replica.gpu.bf16_tflops:,g} TFLOPS x {replica.assumed.mfu:g} / (2 x parameters + attention)"
-    table.add_row("prefill tokens/s", f"~{rate:,.0f}", flops)
+    table.add_row("prefill tokens/s", f"~{rate:,.0f}", flops if pipeline is None else f"{flops}, or a link's")
+    alone = replica.ttft_s_alone(request.uncached_tokens, request.prompt_tokens)
+    table.add_row(
+        "TTFT without others", f"~{seconds_text(alone)}", f"{request.uncached_tokens:,.0f} tokens and a step"
+    )
+    if pipeline is None:
+        return table
+    burst = f"(stages - 1) / {pipeline.micro_batches} micro-batches: the pipeline fills and empties"
+    table.add_row("bubble of a burst", f"+{pipeline.burst_bubble:.0%}", burst)
+    steady = "waits of the slowest stage for links and other stages"
+    table.add_row("bubble while steady", f"~{pipeline.idle_share:.0%}", steady)
+    numbers = f"hidden size x {replica.element_bytes} B x {replica.tp} GPUs"
+    link = f"of --link-gb-s {replica.assumed.link_gb_s:g}: {numbers} for each token"
+    for name, use in (("decode", pipeline.decode), ("prefill", pipeline.prefill)):
+        table.add_row(f"link, {name}", f"~{use.gb_per_s:.2g} GB/s", f"{use.share:.0%} {link}")
     return table
 
 
 def _fleet(plan: CapacityPlan) -> Table:
-    gpus, request = plan.count * plan.replica.tp, plan.request
+    gpus, request = plan.count * plan.replica.num_gpus, plan.request
     table = _table(f"{plan.count} replica{'s' if plan.count > 1 else ''}, {gpus} GPU{'s' if gpus > 1 else ''}")
     table.add_row("tokens that fit", f"{plan.count * plan.replica.num_tokens:,}", "in all replicas")
     if plan.demand is None:

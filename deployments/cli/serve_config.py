@@ -33,7 +33,7 @@ EMBEDDED_MODEL: dict[str, Any] = {
 }
 """Config that is served without a file, equal to the deployments.yaml that comes with the source."""
 
-_MODEL_OPTIONS = "--model, --replicas and --tensor-parallel"
+_MODEL_OPTIONS = "--model, --replicas, --pipeline-parallel and --tensor-parallel"
 
 
 _EXPECTED = (
@@ -51,17 +51,20 @@ class Overrides:
     model: str | None = None
     replicas: int | None = None
     tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
 
     @property
     def of_a_model(self) -> bool:
         """Whether any of them needs a config with one model."""
-        return any(each is not None for each in (self.model, self.replicas, self.tensor_parallel))
+        options = self.model, self.replicas, self.tensor_parallel, self.pipeline_parallel
+        return any(each is not None for each in options)
 
     @property
     def paths(self) -> dict[str, str]:
         """Map the setting in `args` that each given option replaces to the option."""
         names = {"engine.model": "model", "engines.count": "replicas", "ingresses.host": "host"}
         names |= {"ingresses.port": "port", "engine.tensor_parallel_size": "tensor_parallel"}
+        names |= {"engine.pipeline_parallel_size": "pipeline_parallel"}
         return {
             path: f"--{name.replace('_', '-')}" for path, name in names.items() if getattr(self, name) is not None
         }
@@ -193,8 +196,12 @@ def _override(application: dict[str, Any], overrides: Overrides) -> None:
             _without(args, "engines", "count", "num_cpus")
             _without(args, "ingresses", "count", "num_cpus")
         args["engine"]["model"] = overrides.model
-    if overrides.tensor_parallel is not None:
-        args["engine"] = {**(args.get("engine") or {}), "tensor_parallel_size": overrides.tensor_parallel}
+    sizes = {
+        "tensor_parallel_size": overrides.tensor_parallel,
+        "pipeline_parallel_size": overrides.pipeline_parallel,
+    }
+    if given := {name: size for name, size in sizes.items() if size is not None}:
+        args["engine"] = {**(args.get("engine") or {}), **given}
     if overrides.replicas is not None:
         _without(args, "engines", "autoscaling")  # --replicas asks for a fixed number
         args["engines"]["count"] = overrides.replicas

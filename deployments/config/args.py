@@ -115,6 +115,11 @@ class ModelArgs(Settings):
         return self.engines.reserved(self.gpus_per_rank)
 
     @property
+    def gpus_per_stage(self) -> float:
+        """GPUs that Ray reserves for a stage of an engine replica. They are in one machine."""
+        return self.gpus_per_rank * self.engine.tensor_parallel_size
+
+    @property
     def gpus_per_engine(self) -> float:
         """GPUs that Ray reserves for an engine replica."""
         return self.gpus_per_rank * self.engine.num_ranks

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.config.args import AppArgs, ModelArgs
@@ -25,6 +25,7 @@ from engine.base.machine import FEW_CORES, shared_threads
 from engine.loading.kv_memory import check_room
 from engine.model_config.config import ELEMENT_BYTES, ModelConfig
 from engine.model_config.encoder import EncoderConfig
+from engine.parallel.division import stages_of
 from engine.parallel.shard import Shard, possible_sizes
 from engine.settings.config import GPU_DEFAULTS, EngineConfig
 
@@ -214,15 +215,48 @@ def _size(model: ModelArgs, machine: Hardware, facts_of: FactsOf) -> tuple[int, 
         return 1, "the model's files are not here to tell its size"
     if isinstance(facts, EncoderConfig):
         return 1, "an encoder runs on one GPU"
-    sizes = [size for size in possible_sizes(facts, config.expert_parallel) if size <= machine.most_gpus]
+    possible, num_stages = possible_sizes(facts, config.expert_parallel), config.pipeline_parallel_size
+    sizes = _sizes(possible, num_stages, machine)
+    if not sizes and num_stages > 1 and not machine.may_grow:
+        raise CannotMeet(
+            f"engine.pipeline_parallel_size is {num_stages}, but {machine.described()}: each stage needs one or "
+            "more; lower it"
+        )
+    of_each = "" if num_stages == 1 else f" in each of {num_stages} stages"
     for size in sizes or [1]:
         if not (fault := _fault(config, facts, size, memory - RESERVE_BYTES)):
-            needs = f"weights and the longest request's KV fit {_on(size)} of {_gib(memory)}"
+            needs = f"weights and the longest request's KV fit {_on(size)} of {_gib(memory)}{of_each}"
             return size, needs if size == 1 else f"{needs}, and on no fewer"
     size = (sizes or [1])[-1]
     if _fault(config, facts, size, memory):
-        raise CannotMeet(f"on {_count_of_gpus(size)} of {_gib(memory)} ({machine.described()}), {fault}")
-    return size, f"weights and the longest request's KV just fit {_on(size)} of {_gib(memory)}"
+        advice = _pipeline(config, facts, possible, machine, memory)
+        raise CannotMeet(
+            f"on {_count_of_gpus(size)} of {_gib(memory)}{of_each} ({machine.described()}), {fault}{advice}"
+        )
+    return size, f"weights and the longest request's KV just fit {_on(size)} of {_gib(memory)}{of_each}"
+
+
+def _sizes(possible: Sequence[int], num_stages: int, machine: Hardware) -> list[int]:
+    """Return the numbers of GPUs, of those possible, that each of so many stages can have on one machine."""
+    return [size for size in possible if machine.engines(size) >= num_stages]
+
+
+def _pipeline(
+    config: EngineConfig, facts: ModelConfig, possible: Sequence[int], machine: Hardware, memory: int
+) -> str:
+    """Return the advice to divide the model into the fewest stages with which the GPUs hold it; "" if none do."""
+    for count in range(config.pipeline_parallel_size + 1, len(machine.gpus) + 1):
+        try:
+            divided = replace(config, pipeline_parallel_size=count)
+            sizes = _sizes(possible, count, machine)
+            if sizes and not _fault(divided, facts, sizes[-1], memory):
+                return (
+                    f"; or set engine.pipeline_parallel_size to {count}: then {count} stages on "
+                    f"{_count_of_gpus(sizes[-1])} each hold it"
+                )
+        except ValueError:  # The layers cannot be divided into so many stages.
+            break
+    return ""
 
 
 def _check_size(config: EngineConfig, machine: Hardware, facts_of: FactsOf) -> None:
@@ -230,6 +264,11 @@ def _check_size(config: EngineConfig, machine: Hardware, facts_of: FactsOf) -> N
     size, memory = config.tensor_parallel_size, machine.least_memory
     if machine.may_grow or machine.unknown:
         return
+    if machine.engines(size) < config.pipeline_parallel_size > 1:
+        raise CannotMeet(
+            f"engine.pipeline_parallel_size is {config.pipeline_parallel_size} and engine.tensor_parallel_size is "
+            f"{size}, together {_count_of_gpus(config.num_ranks)}, but {machine.described()}; lower one of them"
+        )
     if size > machine.most_gpus:
         raise CannotMeet(
             f"engine.tensor_parallel_size is {size}, but {machine.described()}; lower it, or leave it out for as "
@@ -239,17 +278,25 @@ def _check_size(config: EngineConfig, machine: Hardware, facts_of: FactsOf) -> N
     if memory is None or not isinstance(facts, ModelConfig):
         return
     if size in possible_sizes(facts, config.expert_parallel) and (fault := _fault(config, facts, size, memory)):
-        raise CannotMeet(f"on {_count_of_gpus(size)} of {_gib(memory)} (engine.tensor_parallel_size), {fault}")
+        raise CannotMeet(
+            f"on {_count_of_gpus(size)} of {_gib(memory)} (engine.tensor_parallel_size), {fault}"
+            f"{_pipeline(config, facts, [size], machine, memory)}"
+        )
 
 
 def _fault(config: EngineConfig, facts: ModelConfig, size: int, memory: int) -> str:
-    """Return why `size` GPUs with so much memory each do not hold the model; "" if they do."""
+    """Return why `size` GPUs with so much memory each do not hold the model, or each of its stages; "" if they do.
+
+    Raises ValueError if the layers cannot be divided into so many stages.
+    """
     element = ELEMENT_BYTES[facts.dtype if config.dtype == "auto" else config.dtype]
     kv_element = 1 if config.kv_dtype == "fp8" else element
-    per_token = Shard(0, size).of(facts).kv_bytes_per_token(kv_element)
+    share, stages = Shard(0, size).of(facts), stages_of(facts, config)
     longest = config.max_model_len or facts.max_position_embeddings
     try:
-        check_room(config, facts, element, per_token, longest, memory, size)
+        for stage in stages:
+            per_token = stage.of(share).kv_bytes_per_token(kv_element)
+            check_room(config, facts, element, per_token, longest, memory, size, stage)
     except ValueError as error:
         return str(error)
     return ""

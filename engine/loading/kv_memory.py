@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.model_config.config import ModelConfig
 from engine.model_config.layer_groups import LayerGroups
+from engine.parallel.stage import WHOLE, Stage
 from engine.settings.config import EngineConfig
 
 
@@ -79,29 +80,33 @@ def check_room(
     max_model_len: int,
     bytes_free: int,
     num_gpus: int = 1,
+    stage: Stage = WHOLE,
 ) -> None:
     """Raise ValueError unless a GPU's free memory holds the weights and the KV of `config.kv_pages`, or else of
     the longest request; steps need some more memory. The error names the largest settings that fit.
 
-    `model` is the whole model, which `num_gpus` share; memory and `kv_bytes_per_token` are one GPU's.
+    `model` is the whole model, whose `stage` `num_gpus` share; memory and `kv_bytes_per_token` are one GPU's.
     `element_bytes` is the size of a plain weight.
     """
     bytes_per_page = kv_bytes_per_token * config.page_size
     pages = config.kv_pages or -(-max_model_len // config.page_size)
-    weights = model.weight_bytes(element_bytes, config.quantization) // num_gpus
+    weights = stage.weight_bytes(model, element_bytes, config.quantization) // num_gpus
     if weights + pages * bytes_per_page <= bytes_free:
         return
     advice = []
     if fitting := max(0, bytes_free - weights) // bytes_per_page:
         advice.append(f"set {_kv_setting(config, fitting)}")
     if config.quantization is None and model.weight_format is None:
-        rounded = model.weight_bytes(element_bytes, "fp8") // num_gpus
+        rounded = stage.weight_bytes(model, element_bytes, "fp8") // num_gpus
         if fitting := max(0, bytes_free - rounded) // bytes_per_page:
             most = "" if fitting >= pages else f" and {_kv_setting(config, fitting)}"
             advice.append(f'set quantization to "fp8" (weights then take {_gib(rounded)}){most}')
     wanted = f"{pages} KV pages" if config.kv_pages else f"KV of the longest request, {max_model_len:,} tokens,"
+    fault = "the model does not fit: its weights take"
+    if stage.count > 1:
+        fault = f"the model does not fit: the weights of stage {stage.number} of {stage.count} take"
     raise ValueError(
-        f"the model does not fit: its weights take {_gib(weights)}, {wanted} {_gib(pages * bytes_per_page)}, and "
+        f"{fault} {_gib(weights)}, {wanted} {_gib(pages * bytes_per_page)}, and "
         f"{_gib(bytes_free)} of GPU memory are free; "
         + (" or ".join(advice) or "use a GPU with more free memory, or a smaller model or one with fewer bits")
     )

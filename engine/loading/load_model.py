@@ -39,6 +39,7 @@ from engine.loading.kv_memory import (
 from engine.loading.kv_scales import KVScaleCalibration
 from engine.loading.model_settings import check_recurrent, max_drafts, max_model_len
 from engine.loading.product_choice import choose_products
+from engine.loading.stage_times import report_stages
 from engine.loading.step_memory import measure_step
 from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
 from engine.loading.weights import load_decoder, prefers_input_major
@@ -80,6 +81,7 @@ def load_model(
     if is_graphed:
         loading.add_graphs(runner)
     loading.warm_up(runner)
+    loading.report_stages(runner)
     runner.add_host_pages(loading.num_host_pages(runner))
     if config.kv_tier is not None and ranks.rank == 0:
         runner.add_lower_tier(config.kv_tier)
@@ -165,7 +167,7 @@ class _Loading:
         runner.fingerprint = fingerprint(self._directory, self._config.quantization, self._config.kv_dtype)
         if len(set(self._ranks.all_of(int(runner.fingerprint[:15], 16), self._device))) > 1:
             raise ModelLoadError(
-                f"the files in {self._directory} differ between the hosts of this model's ranks; copy them from one"
+                f"the files in {self._directory} differ between the hosts of its ranks; copy them from one"
             )
         if self._kv_dtype == FP8:
             assert isinstance(decoder, Decoder), "the native kernels have no such pages"
@@ -232,6 +234,11 @@ class _Loading:
         if config.cuda_graphs == "start":
             capture_all(kinds, self._device, self._reserved)
 
+    def report_stages(self, runner: ModelRunner) -> None:
+        """Measure the stages of a pipeline and log how even they are."""
+        if isinstance(runner, StageRunner):
+            report_stages(runner, self._whole, self._config, self._ranks)
+
     def report(self, runner: ModelRunner) -> None:
         """Log the loaded model and its memory."""
         if self._not_graphed is not None:
@@ -268,7 +275,8 @@ class _Loading:
             kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) + self._draft_kv_bytes
             free = torch.cuda.mem_get_info(self._device)[0]
             free -= config.max_running * self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
-            check_room(config, self._whole, self._dtype.itemsize, kv_bytes, self._limit, free, self._ranks.size)
+            itemsize, stage = self._dtype.itemsize, self._ranks.stage
+            check_room(config, self._whole, itemsize, kv_bytes, self._limit, free, size, stage)
         decoder = load_weights(
             self._directory,
             self._whole,

@@ -56,6 +56,11 @@ def warm_steps(max_step_tokens: int, max_model_len: int, page_size: int) -> Iter
         yield StepPlan((decodes[0], _chunk(_ASKED[0], 2, page_size)))
 
 
+def decode_step(num_rows: int, page_size: int) -> StepPlan:
+    """Return a step of so many decodes in page 0."""
+    return StepPlan(tuple(_chunk(_ASKED[0], 1, page_size, number) for number in range(num_rows)))
+
+
 def compile_kernels(runner: WarmedRunner, steps: Iterator[StepPlan], device: torch.device) -> None:
     """Compile all Triton kernels that these steps launch, several in parallel; later starts find them on disk."""
     if device.type != "cuda":

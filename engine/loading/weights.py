@@ -35,6 +35,7 @@ from engine.model_parts.formats import Fp8Format, KeptFormat, WeightFormat
 from engine.models.decoder import Decoder
 from engine.models.experts import Experts
 from engine.parallel.collective import ALONE, Collective
+from engine.parallel.stage import WHOLE, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -109,13 +110,20 @@ class KeptBlocks(NamedTuple):
     """Bytes of the kept blocks in memory."""
 
 
-def kept_blocks(directory: Path, config: ModelConfig) -> KeptBlocks:
-    """Return the blocks that `load_decoder` keeps (`keeps_blocks`). Reads only headers. Raises ModelLoadError."""
+def kept_blocks(directory: Path, config: ModelConfig, stage: Stage = WHOLE) -> KeptBlocks:
+    """Return the blocks that `load_decoder` keeps (`keeps_blocks`) on a stage. Reads only headers.
+
+    Raises ModelLoadError.
+    """
     with ExitStack() as stack:
         present = open_checkpoint(directory, stack)
         config = _with_head(config, present, is_needed=False)
         decoder, targets, _ = plan_loading(config, ALONE, present, config.weight_format, keeps_blocks=True)
-        layers = {name: each for name, each in decoder.named_modules() if isinstance(each, GroupedLinear)}
+        layers = {
+            name: each
+            for name, each in decoder.named_modules()
+            if isinstance(each, GroupedLinear) and stage.has(name, config.num_layers)
+        }
         kept = (name for name, target in targets.items() if target.parameter.removesuffix(".weight") in layers)
         return KeptBlocks(
             frozenset(name for name in kept if name.endswith(".weight")),

@@ -270,8 +270,12 @@ class LayerInputsConfig:
 
     def num_parameters(self, hidden_size: int, num_layers: int) -> int:
         """Return the number of weights: the table, its projection and norm, and the layers' branches."""
-        beside = num_layers * self.size * (self.vocab_size + hidden_size) + self.size
-        return beside + num_layers * (2 * self.size * hidden_size + hidden_size)
+        shared = self.num_shared(hidden_size, num_layers) + self.size
+        return shared + num_layers * (2 * self.size * hidden_size + hidden_size)
+
+    def num_shared(self, hidden_size: int, num_layers: int) -> int:
+        """Return the number of weights of the table and its projection for so many layers."""
+        return num_layers * self.size * (self.vocab_size + hidden_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,9 @@ the sampler, which knows the requests.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from engine.model_config.config import ModelConfig
-
-_TOKENS = 64
-"""Tokens of the step by whose cost layers are divided: they decide how many experts are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +47,10 @@ class Stage:
         """Return the layers of this stage, of `num_layers` in the model."""
         return range(num_layers)[self.starts[self.number] : (*self.starts, num_layers)[self.number + 1]]
 
+    def all_layers(self, num_layers: int) -> list[range]:
+        """Return the layers of all stages."""
+        return [replace(self, number=number).layers(num_layers) for number in range(self.count)]
+
     def has(self, parameter: str, num_layers: int) -> bool:
         """Whether this stage has a parameter of the decoder: those of its layers, and the first all others."""
         part, _, rest = parameter.partition(".")
@@ -60,6 +59,27 @@ class Stage:
     def of(self, model: ModelConfig) -> ModelConfig:
         """Return the shape of this stage's layers. The vocabulary stays."""
         return model if self.count == 1 else part_of(model, self.layers(model.num_layers))
+
+    def held(self, model: ModelConfig) -> ModelConfig:
+        """Return a model of the weights of this stage. The first has the tables, and all have the final norm."""
+        return self.of(model) if self.is_first else replace(self.of(model), vocab_size=0)
+
+    def weight_bytes(self, model: ModelConfig, element_bytes: int, quantization: str | None = None) -> int:
+        """Return the bytes of this stage's weights, counted as `ModelConfig.weight_bytes` counts those of a model.
+
+        If layers have inputs of their own, all stages have the embedding and the whole table of these inputs.
+        """
+        held = self.held(model)
+        num_bytes = held.weight_bytes(element_bytes, quantization)
+        if model.inputs is None:
+            return num_bytes
+        shared = model.inputs.num_shared(model.hidden_size, model.num_layers - held.num_layers)
+        embedding = 0 if self.is_first else model.vocab_size * model.hidden_size
+        return num_bytes + (shared + embedding) * element_bytes
+
+
+WHOLE = Stage()
+"""The only stage of a model that is not divided."""
 
 
 def part_of(model: ModelConfig, layers: range) -> ModelConfig:
@@ -70,54 +90,3 @@ def part_of(model: ModelConfig, layers: range) -> ModelConfig:
     own = (model.layers[i] for i in layers)
     moved = (each if each.kv_of is None else replace(each, kv_of=each.kv_of - first) for each in own)
     return replace(model, layers=tuple(moved), experts=experts if experts is not None and experts.layers else None)
-
-
-def starts_of_stages(model: ModelConfig, count: int) -> tuple[int, ...]:
-    """Return the first layer of each of `count` stages, so that the slowest is as fast as possible.
-
-    The cost of a layer is the number of weights that a step reads; the first stage reads the output head, too.
-    Every stage has keys and values, and those that layers share stay on one stage. Raises ValueError if there are
-    fewer such stages than `count`.
-    """
-    borders = [0, *possible_borders(model), model.num_layers]
-    if count > len(borders) - 1:
-        raise ValueError(
-            f"pipeline_parallel_size is {count}, but the {model.num_layers} layers of this model "
-            f"({model.architecture}) can be divided into at most {len(borders) - 1} stages, each with keys and "
-            "values of its own; lower it"
-        )
-    costs = [0.0, *accumulate(_cost(model, range(i, i + 1)) for i in range(model.num_layers))]
-    head = model.vocab_size * model.hidden_size
-    # best[j]: the slowest of the stages before border j, and their starts.
-    best: list[tuple[float, tuple[int, ...]]] = [(head + costs[border], (0,)) for border in borders]
-    for number in range(1, count):
-        best = [
-            min(
-                (
-                    (max(best[i][0], costs[borders[j]] - costs[borders[i]]), (*best[i][1], borders[i]))
-                    for i in range(number, j)
-                ),
-                default=(math.inf, ()),
-            )
-            for j in range(len(borders))
-        ]
-    return best[-1][1]
-
-
-def possible_borders(model: ModelConfig) -> list[int]:
-    """Return the layers with which a stage can begin, except the first."""
-    found, start = [], 0
-    shared = [layer.kv_of for layer in model.layers]
-    for border in range(1, model.num_layers):
-        is_cut = any(other is not None and other < border for other in shared[border:])
-        has_kv = part_of(model, range(start, border)).num_kv_layers if not is_cut else 0
-        if has_kv and part_of(model, range(border, model.num_layers)).num_kv_layers:
-            found.append(border)
-            start = border
-    return found
-
-
-def _cost(model: ModelConfig, layers: range) -> float:
-    """Return the number of weights of these layers that a step reads."""
-    tables = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
-    return replace(part_of(model, layers), inputs=None).parameters_read(_TOKENS) - tables

@@ -7,6 +7,8 @@ last     begin: copies, receive, layers ─▶ send those of the tokens that the
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from engine.parallel.links import StageLink
 from engine.runner.model_runner import ModelRunner
 from engine.runner.prepared_step import PreparedStep
 from engine.runner.stage_clock import StageClock
-from engine.values.plan import StepResult
+from engine.values.plan import StepPlan, StepResult
 
 
 class Begun(NamedTuple):
@@ -81,11 +83,37 @@ class StageRunner(ModelRunner):
                 hidden.index_copy_(0, on_device(rows, self.device), received)
             return self._sample(step, hidden, None, stages, is_replayed=False)
 
+    def measure(self, plan: StepPlan, rounds: int) -> tuple[float, float]:
+        """Return the seconds that this stage's layers, and on the first stage its output head, take for a step:
+        the shortest of some rounds.
+        """
+        step = self.read(plan, self.device)
+        assert step.batch is not None
+        given = None if self.is_first else self._empty(len(step.ids)).zero_()
+        layers, heads = list[float](), list[float]()
+        with torch.inference_mode():
+            for _ in range(rounds):
+                hidden, seconds = self._timed(self.decoder, step.ids, self._prepare(step.batch), self.pages, given)
+                layers.append(seconds)
+                if self.is_first:
+                    heads.append(self._timed(self.decoder.logits, hidden)[1])
+        return min(layers), min(heads, default=0.0)
+
+    def _timed(self, compute: Callable[..., torch.Tensor], *given: object) -> tuple[torch.Tensor, float]:
+        """Return the result of a call, and its seconds on the device."""
+        began, clock = time.perf_counter(), StageClock(self.device)
+        found = compute(*given)
+        clock.wait()
+        return found, time.perf_counter() - began
+
     def receive(self, num_rows: int) -> torch.Tensor:
         """Wait for the next hidden states from the stage before: [num_rows, hidden_size]."""
+        return _link(self._ranks.before).receive(self._empty(num_rows))
+
+    def _empty(self, num_rows: int) -> torch.Tensor:
+        """Return memory for hidden states."""
         dtype = torch.float32 if isinstance(self.decoder, NativeDecoder) else self.decoder.embed.weight.dtype
-        shape = num_rows, self.model_config.hidden_size
-        return _link(self._ranks.before).receive(torch.empty(shape, dtype=dtype, device=self.device))
+        return torch.empty(num_rows, self.model_config.hidden_size, dtype=dtype, device=self.device)
 
     def _compute(self, step: PreparedStep) -> StepResult:
         return self.finish(self.begin(step))

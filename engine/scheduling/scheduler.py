@@ -210,7 +210,7 @@ class Scheduler:
         """Return the requests that decode in this step, of one or several tenants, in order of precedence."""
         if not self._sharers.were_several(now):
             return decodes
-        self._num_planned += self.num_micro_batches == 1  # in a pipeline they come in turn already
+        self._num_planned += 1
         others = itertools.chain(step.prompts, self.waiting) if self._sharers.are_several else ()
         shares = within_shares(decodes, others, self._num_planned)
         if shares is None:  # The others probably return, and would wait for this step.
@@ -335,7 +335,7 @@ class Scheduler:
             if chunk.request.status is Status.RUNNING:
                 events.append(self._pooled(chunk.request, result.pooled[chunk.request.request_id], now))
         if plan.chunks:
-            num_decodes = plan.num_decodes + plan.num_drafts or self._num_elsewhere
+            num_decodes = plan.num_decodes + plan.num_drafts
             self._budget.observe(num_decodes, plan.num_prefill, seconds, plan.prefill_context)
             self.speculator.stepped(len(plan.chunks), plan.num_drafts, plan.num_prefill, now)
         self._num_steps += 1

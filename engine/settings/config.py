@@ -60,6 +60,10 @@ class EngineConfig(SchedulerSettings):
     pipeline_parallel_size: int = 1
     """Stages that each hold some consecutive layers of the model, 1 to 64. A step passes through all of them, and
     they compute different steps meanwhile."""
+    pipeline_layers: list[int] | None = None
+    """With `pipeline_parallel_size`: how many layers each stage has. None: so many that the slowest stage reads as
+    few weights as possible, the output head included. The start measures the stages and says if others were
+    better."""
     rank_interface: str | None = None
     """With `pipeline_parallel_size` on several hosts: the network interface of each host, such as "eth1", through
     which ranks connect. None: the one with the host's address in Ray, and those that reach it."""
@@ -160,6 +164,11 @@ class EngineConfig(SchedulerSettings):
                     f"device is {self.device!r}, but {name} is {size}: it must be "
                     '"auto", "cpu" or "cuda", and each rank takes a GPU of its own'
                 )
+        if self.pipeline_layers is not None and len(self.pipeline_layers) != self.pipeline_parallel_size:
+            raise ValueError(
+                f"pipeline_layers has {len(self.pipeline_layers)} numbers, but pipeline_parallel_size is "
+                f"{self.pipeline_parallel_size}: give the number of layers of each stage"
+            )
         if self.micro_batches is not None:
             _check_range("micro_batches", self.micro_batches, 1, 128)
             if self.micro_batches > 1 and self.pipeline_parallel_size == 1:

@@ -173,7 +173,7 @@ class Runner(Protocol):
         """Read everything that the step needs of the scheduler's state, which changes before the step runs.
 
         Steps run one at a time, in any thread, in the order in which they were prepared. Those of a pipeline enter
-        its first stage when they are called, which returns immediately, and are underway until they have passed all.
+        its first stage when they are called, without waiting, and are underway until the last has sampled.
         """
 
 

@@ -36,7 +36,7 @@ def test_every_request_of_any_episode_is_served_and_nothing_is_held_in_the_end(g
 def test_every_request_of_a_pipeline_is_served_too(micro_batches: int) -> None:
     """The last episodes each found a defect."""
     counts, num_full = Counter[str](), 0
-    for number in [*range(12), 53, 116, 146, 214, 355]:
+    for number in [*range(12), 53, 64, 100, 146, 214]:
         episode = Episode(f"p.{number}", micro_batches)
         episode.run(STEPS)
         counts += episode.counts

@@ -140,9 +140,9 @@ MISTAKES = [
     Mistake(
         "a setting that does not exist",
         "serve_config",
-        args(lambda a: a["engine"].update(pipeline_parallel_size=2)),
+        args(lambda a: a["engine"].update(context_parallel_size=2)),
         "examples/qwen3-32b",
-        says="pipeline_parallel_size",
+        says="context_parallel_size",
     ),
     Mistake(
         "a wrong import_path",

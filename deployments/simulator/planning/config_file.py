@@ -45,6 +45,10 @@ def app_args(replica: ReplicaPlan, count: int) -> dict[str, Any]:
         settings["quantization"] = engine.quantization
     if replica.tp > 1:
         settings["tensor_parallel_size"] = replica.tp
+    if len(replica.stages) > 1:
+        settings["pipeline_parallel_size"] = len(replica.stages)
+    if engine.micro_batches is not None:
+        settings["micro_batches"] = engine.micro_batches
     return {
         "engine": settings,
         "engines": {"count": count},

@@ -1,7 +1,8 @@
 """Computes how many replicas a load needs, with the autoscaler's own rule (`needed_replicas`).
 
     busy     arrivals * uncached prompt tokens / prefill rate         share of the time that prefill takes
-    queue    busy / (1 - busy) * time of one prompt's prefill         seconds; M/M/1, as prompts vary in length
+    queue    busy / (1 - busy) * time of one prompt's prefill         seconds; M/M/1, as prompts vary in length;
+                                                                      in a pipeline the time in its slowest stage
     running  arrivals * time of a request in the batch                Little's law; decodes get the idle share
     KV       running * pages of a request halfway through / pages     or running / places in the batch, if larger
 
@@ -21,7 +22,8 @@ from deployments.simulator.planning.replica import ReplicaPlan
 STEADY = Targets(catch_up_s=0.0)
 """The autoscaler's targets for a constant load, whose queues do not become shorter either."""
 _ROUNDING = 1e-9
-_ROUNDS = 50
+_ROUNDS = 60
+_MOST_RUNNING = 2.0**30
 MAX_REPLICAS = 1 << 20
 
 
@@ -81,26 +83,33 @@ def operate(replica: ReplicaPlan, request: RequestShape, requests_per_s: float) 
     busy = requests_per_s * prefill_s
     idle = 1.0 - busy
     queue = busy / idle * prefill_s if idle > 0 else math.inf
+    alone_s = replica.prefill_s(request.uncached_tokens, request.prompt_tokens)
     decoding = _decoding(replica, request, requests_per_s * request.output_tokens, idle)
-    running = decoding + busy  # one request is in prefill for this share of the time
+    running = decoding + requests_per_s * alone_s  # without a pipeline, one is in prefill for the busy share
     pages = running * replica.pages_of(request.context) / replica.num_pages
     kv_share = max(pages, running / replica.engine.max_running)
     step = replica.decode_step_s(decoding, request.context) / idle if math.isfinite(decoding) else math.inf
-    return Operation(busy, queue, running, kv_share, queue + prefill_s + step, step)
+    return Operation(busy, queue, running, kv_share, queue + alone_s + step, step)
 
 
 def _decoding(replica: ReplicaPlan, request: RequestShape, tokens_per_s: float, idle: float) -> float:
     """Return the number of decoding requests: tokens/s times the time of a step, which grows with that number."""
-    if tokens_per_s * replica.decode_flops / replica.flops >= idle:
+
+    def arriving(running: float) -> float:
+        return tokens_per_s * replica.decode_step_s(running, request.context) / idle
+
+    if idle <= 0:
         return math.inf
-    each = request.context * replica.kv_bytes_per_token / replica.bytes_per_s
-    left = idle - tokens_per_s * each
-    if left <= 0:
-        return math.inf
-    running = math.inf  # reads all weights; fewer requests may read fewer experts, so steps take less time
+    high = 1.0
+    while arriving(high) > high:
+        high *= 2
+        if high > _MOST_RUNNING:
+            return math.inf
+    low = 0.0
     for _ in range(_ROUNDS):
-        running = tokens_per_s * replica.bytes_read(running) / replica.bytes_per_s / left
-    return running
+        middle = (low + high) / 2
+        low, high = (middle, high) if arriving(middle) > middle else (low, middle)
+    return high
 
 
 def replicas_for(

@@ -8,10 +8,8 @@ from typing import Any, get_args
 from deployments.replica.autoscaling import Targets
 from deployments.simulator.planning.known import PlannedModel
 from deployments.simulator.planning.load import Operation, RequestShape, operate, replicas_for
-from deployments.simulator.planning.replica import (
-    RUNS_WEIGHT_TYPES,
-    ReplicaPlan,
-)
+from deployments.simulator.planning.pipeline import PipelineFigures, pipeline_figures
+from deployments.simulator.planning.replica import RUNS_WEIGHT_TYPES, ReplicaPlan
 from engine.model_config.config import ELEMENT_BYTES
 from engine.settings.config import Quantization, WindowedKV
 
@@ -68,7 +66,23 @@ def warnings(plan: CapacityPlan) -> list[str]:
         )
     if replica.weight_share > replica.assumed.max_weight_share:
         found.append(f"Weights take {replica.weight_share:.0%} of the memory, which leaves little for KV.")
+    if (pipeline := figures(plan)) is not None:
+        found += [
+            f"The link between stages limits {name}, which would take {use.share:.0%} of it: set --link-gb-s, or "
+            "divide the model into stages of fewer GPUs each."
+            for name, use in (("decoding", pipeline.decode), ("prefill", pipeline.prefill))
+            if use.share > 1
+        ]
+        found.append(
+            "No pipeline has run on GPUs yet, and stages run without CUDA graphs: steps of few requests take "
+            "longer than estimated."
+        )
     return found
+
+
+def figures(plan: CapacityPlan) -> PipelineFigures | None:
+    """Return the figures of the plan's pipelines with as many requests as fit; None if there is one stage."""
+    return pipeline_figures(plan.replica, full_batch(plan), plan.request)
 
 
 def as_json(plan: CapacityPlan) -> dict[str, Any]:
@@ -93,7 +107,9 @@ def as_json(plan: CapacityPlan) -> dict[str, Any]:
         "assumed": asdict(replica.assumed),
         "replica": {
             "tensor_parallel_size": replica.tp,
-            "weight_bytes_per_gpu": replica.weight_bytes // replica.tp,
+            "pipeline_parallel_size": len(replica.stages),
+            "hosts": replica.num_hosts,
+            "weight_bytes_per_gpu": max(stage.weight_bytes for stage in replica.stages) // replica.tp,
             "kv_bytes_per_token": replica.kv_bytes_per_token,
             "kv_bytes_per_token_per_layer": replica.kv_bytes_per_token // facts.num_kv_layers,
             "free_bytes_per_gpu": replica.free_bytes,
@@ -108,9 +124,24 @@ def as_json(plan: CapacityPlan) -> dict[str, Any]:
             "decode_step_s_alone": replica.decode_step_s(1, request.context),
             "decode_step_s_full": replica.decode_step_s(full_batch(plan), request.context),
             "prefill_tokens_per_s": replica.prefill_tokens_per_s(request.prompt_tokens),
+            "ttft_s_alone": replica.ttft_s_alone(request.uncached_tokens, request.prompt_tokens),
+            "stages": [
+                {
+                    "layers": [stage.layers.start, stage.layers.stop - 1],
+                    "weight_bytes_per_gpu": stage.weight_bytes // replica.tp,
+                    "free_bytes_per_gpu": replica.free_bytes_of(stage),
+                    "kv_bytes_per_token": stage.kv_bytes_per_token,
+                    "kv_pages": replica.num_pages_of(stage),
+                    "decode_step_s": replica.stage_step_s(
+                        stage, replica.rows_of(full_batch(plan)), request.context
+                    ),
+                }
+                for stage in replica.stages
+            ],
+            "pipeline": None if (pipeline := figures(plan)) is None else asdict(pipeline),
         },
         "replicas": plan.count,
-        "gpus": plan.count * replica.tp,
+        "gpus": plan.count * replica.num_gpus,
         "warnings": warnings(plan),
     }
     if plan.demand is not None:

@@ -9,6 +9,9 @@ from gguf import GGMLQuantizationType as Kind
 
 from deployments.cli import info
 from deployments.cli.units import size_text
+from engine.loading.weights import kept_blocks
+from engine.model_config.config import ModelConfig
+from engine.parallel.division import divided
 from tests.engine.support.gguf_models import write_gguf
 from tests.engine.support.oracle import save_tiny
 
@@ -37,6 +40,22 @@ def test_info_shows_the_types_of_numbers_and_how_they_are_loaded(
     assert "as float32 and the file's codes" in shown
     assert "keys of the file: llama.attention.clamp_kqv" in shown
     assert "the file has llama.attention.clamp_kqv, which Raydix does not know" in shown
+
+
+def test_kept_blocks_count_in_the_stage_that_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    model = save_tiny("llama2", tmp_path / "model")
+    plain = ModelConfig.from_directory(model)
+    path = write_gguf(model, tmp_path / "model.gguf", {"ffn": Kind.Q8_0})
+    info.run(str(path), page_size=16, dtype="float32", device="cpu", pipeline_parallel=3)
+    shown = capsys.readouterr().out
+    for stage in divided(plain, 3):
+        kept, matrices = kept_blocks(path, plain, stage), 3 * len(stage.layers(plain.num_layers))
+        assert kept.num_numbers == matrices * plain.hidden_size * plain.intermediate_size
+        in_memory = stage.weight_bytes(plain, 4) - 4 * kept.num_numbers + kept.num_bytes
+        assert f": {size_text(in_memory)} of weights" in shown
 
 
 def test_without_native_kernels_blocks_are_widened(

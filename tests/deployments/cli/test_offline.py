@@ -119,6 +119,31 @@ def test_info_without_a_model_shows_the_backends_here_and_on_gpus() -> None:
         assert part in result.stdout
 
 
+def test_info_shows_the_layers_the_weights_and_the_kv_of_each_stage() -> None:
+    facts = planned_model("Llama-3.1-70B-Instruct").facts
+    config = EngineConfig(model="m", dtype="bfloat16", pipeline_parallel_size=2)
+    table = describe("m", demo_model_path(), facts, config, Machine("cpu", 1 << 40))
+    said = dict(zip(*(map(str, column.cells) for column in table.columns), strict=True))
+    # A layer has 855,654,400 weights; the two tables 1,050,673,152 each, of which a step reads one.
+    assert said["  stage 0"] == (
+        f"layers 0 to 38: {2 * (39 * 855_654_400 + 2 * 1_050_673_152 + 8192) / 2**30:.1f} GiB of weights with the "
+        f"embedding and the output head, {39 * 4096:,} bytes of KV per token"
+    )
+    assert said["  stage 1"] == (
+        f"layers 39 to 79: {2 * (41 * 855_654_400 + 8192) / 2**30:.1f} GiB of weights, {41 * 4096:,} bytes of KV "
+        "per token"
+    )
+    assert "raydix plan m --pipeline-parallel 2" in said["KV pages"] and "KV pages here" not in said
+
+
+def test_info_shows_the_state_of_a_stage_s_recurrent_layers() -> None:
+    facts = ModelConfig.from_json(PUBLISHED["Qwen/Qwen3-Next-80B-A3B-Instruct"], {}, "next")
+    config = EngineConfig(model="m", pipeline_parallel_size=4)
+    table = describe("m", demo_model_path(), facts, config, Machine("cuda", 1 << 40))
+    said = dict(zip(*(map(str, column.cells) for column in table.columns), strict=True))
+    assert all(said[f"  stage {number}"].endswith("MiB for each state") for number in range(4))
+
+
 def test_info_shows_the_tasks_of_an_encoder(tmp_path: Path) -> None:
     for has_head, said in ((False, "embed: the mean of"), (True, "rerank: a score of the first token's")):
         save_encoder("xlm_roberta", tmp_path / said, "mean_tokens", head=has_head)
@@ -148,6 +173,8 @@ def _pages_here(facts: ModelConfig, config: EngineConfig, machine: Machine) -> s
     ("arguments", "message"),
     [
         (("info", "/no/such/model"), "there is no directory /no/such/model"),
+        (("info", "demo", "--pipeline-parallel", "7"), "(Qwen3ForCausalLM) can be divided into at most 6 stages"),
+        (("info", "--pipeline-parallel", "2"), "divides a model's layers: name the model"),
         (("generate", "/no/such/model", "hello"), "there is no directory /no/such/model"),
         (("generate", "demo", ""), "the prompt is empty"),
         (("serve", "/no/such.yaml"), "cannot read /no/such.yaml"),

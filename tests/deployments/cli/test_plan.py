@@ -99,6 +99,46 @@ def test_a_model_too_large_for_one_gpu_is_shared_by_two() -> None:
     assert "tensor_parallel_size" not in args_of(plan("Qwen/Qwen3-32B", "--gpu", "h200", "--yaml", "-"))["engine"]
 
 
+def test_a_model_too_large_for_one_host_is_planned_in_stages_on_several() -> None:
+    large = ("Llama-3.1-70B-Instruct", "--gpu", "l4", "--count", 2)
+    document = json.loads(plan(*large, "--json"))
+    replica = document["replica"]
+    assert [replica[name] for name in ("tensor_parallel_size", "pipeline_parallel_size", "hosts")] == [2, 5, 2]
+    assert (document["replicas"], document["gpus"]) == (2, 20)
+    assert [stage["layers"] for stage in replica["stages"]][::4] == [[0, 14], [63, 79]]
+    assert replica["kv_pages"] == min(stage["kv_pages"] for stage in replica["stages"])
+    assert replica["weight_bytes_per_gpu"] == max(stage["weight_bytes_per_gpu"] for stage in replica["stages"])
+    assert replica["pipeline"]["burst_bubble"] == 4 / 5
+    assert any("No pipeline has run on GPUs yet" in warning for warning in document["warnings"])
+    text = plan(*large, "--yaml", "-")
+    engine = args_of(text)["engine"]
+    assert (engine["tensor_parallel_size"], engine["pipeline_parallel_size"]) == (2, 5)
+    assert AppArgs.model_validate(args_of(text)).served["EngineReplica"].gpus_per_engine == 10
+    assert "# WARNING: No pipeline has run on GPUs yet" in text
+
+
+def test_stages_and_micro_batches_that_are_asked_for_are_planned_and_written() -> None:
+    asked = ("Llama-3.1-8B", "--pipeline-parallel", 2, "--micro-batches", 3)
+    document = json.loads(plan(*asked, "--json"))
+    assert (document["gpus"], document["replica"]["hosts"]) == (2, 1)
+    assert document["replica"]["pipeline"]["micro_batches"] == 3
+    engine = args_of(plan(*asked, "--yaml", "-"))["engine"]
+    assert (engine["pipeline_parallel_size"], engine["micro_batches"]) == (2, 3)
+    apart = plan(*asked, "--gpus-per-host", 1, "--tensor-parallel", 1)
+    assert "A replica on 2 x H100 SXM 80 GB: 2 stages of 1, on 2 hosts" in apart
+    one_stage = json.loads(plan("Llama-3.1-8B", "--json"))["replica"]
+    assert one_stage["pipeline"] is None and len(one_stage["stages"]) == 1
+
+
+def test_a_link_that_is_the_limit_is_warned_of() -> None:
+    slow = json.loads(plan("Llama-3.1-8B", "--pipeline-parallel", 2, "--link-gb-s", 0.1, "--json"))
+    fast = json.loads(plan("Llama-3.1-8B", "--pipeline-parallel", 2, "--json"))
+    assert any("The link between stages limits prefill, which would take" in each for each in slow["warnings"])
+    assert not any("link" in warning for warning in fast["warnings"])
+    assert slow["replica"]["prefill_tokens_per_s"] == pytest.approx(0.1e9 / (4096 * 2))
+    assert slow["replica"]["prefill_tokens_per_s"] < fast["replica"]["prefill_tokens_per_s"]
+
+
 def test_a_directory_and_a_config_file_need_no_network_either(tmp_path: Path) -> None:
     by_name = json.loads(plan("demo", "--gpu", "l4", "--json"))
     by_path = json.loads(plan(demo_model_path(), "--gpu", "l4", "--json"))
@@ -118,15 +158,18 @@ def test_pages_too_few_for_the_longest_request_are_warned_of() -> None:
     )
 
 
+@pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_tables_keep_to_the_terminal(width: int) -> None:
+def test_the_tables_keep_to_the_terminal(width: int, stages: int) -> None:
     model = planned_model("Qwen3-32B")
-    replica = ReplicaPlan(model.facts, gpu_named("h100"), 2, EngineConfig(kv_memory_share=0.9))
+    engine = EngineConfig(kv_memory_share=0.9, pipeline_parallel_size=stages)
+    replica = ReplicaPlan(model.facts, gpu_named("h100"), 2, engine)
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     plan_view.show(report.CapacityPlan(model, replica, 2, RequestShape()), console)
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
     assert "estimates" in text and "65,524,246,528" not in text and "61.0 GiB" in text
+    assert ("bubble of a burst" in text) == ("Each GPU of a stage" in text) == (stages > 1)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +184,14 @@ def test_the_tables_keep_to_the_terminal(width: int) -> None:
         (["demo", "--count", "2", "--requests-per-s", "3"], "exclude each other"),
         (["demo", "--requests-per-s", "-3"], "requests per second must be above 0"),
         (["demo", "--tensor-parallel", "7"], "tensor_parallel_size is 7, .* it can be 1, 2, 4"),
+        (["demo", "--tensor-parallel", "16"], "tensor_parallel_size is 16"),
+        (["demo", "--pipeline-parallel", "7"], "the 6 layers of this model .* into at most 6 stages"),
+        (["demo", "--pipeline-parallel", "65"], r"pipeline_parallel_size must be in \[1, 64\], got 65"),
+        (["demo", "--micro-batches", "2"], "micro_batches is 2, but pipeline_parallel_size is 1"),
+        (
+            ["demo", "--pipeline-parallel", "3", "--tensor-parallel", "4", "--hosts", "1"],
+            r"3 stages of 4 GPUs take 2 hosts of 8 GPUs, but there may be 1 \(--hosts\)",
+        ),
         (["demo", "--max-running", "100000"], "max_step_tokens must be at least max_running"),
         (["demo", "--kv-memory-share", "0"], r"kv_memory_share must be in \(0, 1\]"),
         (["demo", "--config", "/no/such.json"], "no file /no/such.json"),

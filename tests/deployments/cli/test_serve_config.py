@@ -114,9 +114,13 @@ def test_another_model_takes_over_no_size_of_the_demo_s(monkeypatch: pytest.Monk
 def test_a_number_of_gpus_is_the_engine_s(tmp_path: Path) -> None:
     args = load(None, Overrides(model="other", tensor_parallel=2))["applications"][0]["args"]
     assert args["engine"] == {"model": "other", "tensor_parallel_size": 2}
+    stages = load(None, Overrides(model="other", pipeline_parallel=3))["applications"][0]["args"]
+    assert stages["engine"] == {"model": "other", "pipeline_parallel_size": 3}
     several = "applications: [{name: x, import_path: 'deployments.app:build', args: {models: [{}]}}]"
     with pytest.raises(UserError, match="--tensor-parallel need a config with one model"):
         load(written(tmp_path, several), Overrides(tensor_parallel=2))
+    with pytest.raises(UserError, match="need a config with one model"):
+        load(written(tmp_path, several), Overrides(pipeline_parallel=2))
 
 
 def test_the_built_in_config_is_not_changed_by_options() -> None:

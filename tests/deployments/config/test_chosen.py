@@ -92,6 +92,81 @@ def test_a_model_that_fits_nowhere_is_refused_with_numbers_and_settings_that_wou
     chosen({"engine": {"model": SMALL, "max_model_len": 8192}}, machine(1, 21.9))
 
 
+def test_each_stage_of_a_pipeline_has_as_few_gpus_as_hold_its_layers() -> None:
+    """Llama 70B: two GPUs hold half of the layers with the KV of the longest request, as four hold them all."""
+    here = chosen({"engine": {"model": LARGE, "pipeline_parallel_size": 2}}, machine(8))
+    assert (setting(here, "engine.tensor_parallel_size"), setting(here, "engines.count")) == (2, 2)
+    said = "fit on 2 GPUs of 79.1 GiB in each of 2 stages, and on no fewer"
+    assert said in reason(here, "engine.tensor_parallel_size")
+    assert reason(here, "engines.count").startswith("one engine for 4 GPUs")
+    assert AppArgs.model_validate(here.args).served["EngineReplica"].gpus_per_engine == 4, "Ray reserves them"
+    eight = chosen({"engine": {"model": LARGE, "pipeline_parallel_size": 4}}, machine(8))
+    assert (setting(eight, "engine.tensor_parallel_size"), setting(eight, "engines.count")) == (1, 2)
+
+
+def test_stages_may_be_on_several_nodes_but_the_gpus_of_one_on_one() -> None:
+    """LARGE needs stages of two GPUs here. Two nodes of three have room for two such stages, not for three."""
+    nodes = Hardware(machine(3).nodes * 2)
+    here = chosen({"engine": {"model": LARGE, "pipeline_parallel_size": 2}}, nodes)
+    assert (setting(here, "engine.tensor_parallel_size"), setting(here, "engines.count")) == (2, 1)
+    with pytest.raises(CannotMeet, match=r"pipeline_parallel_size is 3 and engine\.tensor_parallel_size is 2"):
+        chosen({"engine": {"model": LARGE, "pipeline_parallel_size": 3, "tensor_parallel_size": 2}}, nodes)
+    args = {"engine": {"model": LARGE, "pipeline_parallel_size": 3, "tensor_parallel_size": 2}}
+    growing = Hardware(nodes.nodes, may_grow=True)
+    [warning] = chosen(args, growing).warnings
+    assert "has 3 stages, each with 2 GPUs of one machine" in warning and "6 GPUs are visible" in warning
+
+
+def test_pipelines_that_the_gpus_cannot_hold_are_refused_with_numbers() -> None:
+    for engine, on, message in (
+        ({"pipeline_parallel_size": 4}, machine(2), "pipeline_parallel_size is 4, but 2 GPUs are .* lower it"),
+        (
+            {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
+            machine(3),
+            "pipeline_parallel_size is 2 and engine.tensor_parallel_size is 2, together 4 GPUs, but 3 GPUs are",
+        ),
+        (
+            {"pipeline_parallel_size": 2, "tensor_parallel_size": 1},
+            machine(2),
+            "on one GPU of 79.1 GiB .* the weights of stage 0 of 2 take 6[0-9]",
+        ),
+        ({"pipeline_parallel_size": 2}, machine(2), "one GPU of 79.1 GiB in each of 2 stages .* max_model_len"),
+        ({"pipeline_parallel_size": 33, "model": SMALL}, machine(64), "the 32 layers .* at most 32 stages"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            choose([{"engine": {"model": LARGE, **engine}}], on, facts)
+    [effective] = choose(
+        [{"engine": {"model": LARGE, "pipeline_parallel_size": 4}}], machine(2, may_grow=True), facts
+    )
+    assert "has 4 stages, each with 1 GPU of one machine" in effective.warnings[0]
+
+
+def test_a_model_that_only_a_pipeline_would_hold_is_refused_with_its_stages() -> None:
+    """Three GPUs cannot share the heads, and one node of two is too small; stages make use of both."""
+    with pytest.raises(
+        CannotMeet, match=r"set engine\.pipeline_parallel_size to 3: then 3 stages on one GPU each"
+    ):
+        chosen({"engine": {"model": LARGE, "max_model_len": 16384}}, machine(3, 60))
+    nodes = Hardware(machine(2).nodes * 2)
+    with pytest.raises(CannotMeet, match=r"pipeline_parallel_size to 2: then 2 stages on 2 GPUs each hold it"):
+        chosen({"engine": {"model": LARGE}}, nodes)
+    here = chosen({"engine": {"model": LARGE, "pipeline_parallel_size": 2}}, nodes)
+    assert (setting(here, "engine.tensor_parallel_size"), setting(here, "engines.count")) == (2, 1)
+    with pytest.raises(CannotMeet, match="the model does not fit") as caught:
+        chosen({"engine": {"model": LARGE, "tensor_parallel_size": 1}}, machine(2, 60))
+    assert "pipeline" not in str(caught.value), "two such stages are too large, too"
+
+
+def test_stages_on_cpus_reserve_and_share_the_cores() -> None:
+    args = {"engine": {"model": SMALL, "pipeline_parallel_size": 2, "tensor_parallel_size": 2}}
+    here = chosen(args, machine(0, cores=9))
+    assert setting(here, "engine.threads") == 2 and "4 engine processes" in reason(here, "engine.threads")
+    with pytest.raises(CannotMeet, match=r"reserve 16\.5 CPUs in Ray, but there are 16"):
+        chosen(
+            {**args, "engines": {"num_cpus": 4}, "ingresses": {"count": 2, "num_cpus": 0.25}}, machine(0, cores=8)
+        )
+
+
 def test_without_gpus_one_engine_has_all_cores() -> None:
     here = chosen({"engine": {"model": SMALL}}, machine(0, cores=2))
     assert setting(here, "engine.device") == "cpu" and reason(here, "engine.device") == "no GPU is visible"

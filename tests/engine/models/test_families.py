@@ -13,7 +13,7 @@ import transformers
 from engine.model_config.config import ModelConfig
 from engine.model_config.layer_groups import LayerGroups
 from engine.models.native_decoder import unsupported
-from engine.parallel.stage import possible_borders
+from engine.parallel.division import most_stages
 from engine.settings.drafting import Speculation
 from engine.values.plan import StepPlan
 from engine.values.sampling_params import SamplingParams
@@ -131,8 +131,8 @@ def test_greedy_tokens_of_requests_that_resume_elsewhere(model: Path) -> None:
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, stages=2)], ids=str)
 def test_greedy_tokens_on_two_ranks_with_draft_tokens(model: Path, layout: Layout) -> None:
     speculation = Speculation(method="ngram", adaptive=False)
-    if layout.stages > len(borders := possible_borders(ModelConfig.from_directory(model))) + 1:
-        with pytest.raises(ValueError, match=f"divided into at most {len(borders) + 1} stage"):
+    if layout.stages > (most := most_stages(ModelConfig.from_directory(model))):
+        with pytest.raises(ValueError, match=f"divided into at most {most} stage"):
             run_on_ranks(model, layout, PROMPTS)
         return
     shared, _ = run_on_ranks(model, layout, PROMPTS, GREEDY, speculation=speculation)

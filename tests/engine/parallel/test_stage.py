@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from engine.loading.check_model import check_model
 from engine.model_config.config import ModelConfig
-from engine.parallel.stage import Stage, part_of, possible_borders, starts_of_stages
+from engine.parallel.division import better_sizes, divided, most_stages, stages_of
+from engine.parallel.stage import Stage, part_of
 from engine.settings.config import EngineConfig
 from tests.engine.support.oracle import save_tiny
 
@@ -55,11 +56,13 @@ def test_no_other_division_has_a_faster_slowest_stage(
         return max(stages[0] + head, *stages[1:], 0.0)
 
     if count > num_layers:
-        with pytest.raises(ValueError, match=f"is {count}, but the {num_layers} layers .* at most {num_layers} st"):
-            starts_of_stages(model, count)
+        with pytest.raises(
+            ValueError, match=f"is {count}, but the {num_layers} layers .* at most {num_layers} st"
+        ):
+            divided(model, count)
         return
     others = [(0, *rest) for rest in itertools.combinations(range(1, num_layers), count - 1)]
-    found = starts_of_stages(model, count)
+    found = divided(model, count)[0].starts
     assert found in others
     assert slowest(found) == pytest.approx(min(map(slowest, others)))
 
@@ -78,21 +81,43 @@ def test_a_stage_has_its_layers_and_the_first_one_the_tables(mixed: ModelConfig)
 
 def test_layers_that_share_keys_and_values_stay_on_one_stage(sharing: ModelConfig) -> None:
     sources = [layer.kv_of for layer in sharing.layers]
-    assert possible_borders(sharing) == [
-        border
-        for border in range(1, len(sources))
-        if all(source is None or source >= border for source in sources[border:])
-        and any(source is None for source in sources[border:])
-    ]
-    start = possible_borders(sharing)[-1]
-    moved = part_of(sharing, range(start, len(sources)))
-    assert [layer.kv_of for layer in moved.layers] == [
-        None if source is None else source - start for source in sources[start:]
-    ]
+    for count in range(1, most_stages(sharing) + 1):
+        *starts, end = *divided(sharing, count)[0].starts, len(sources)
+        for first, last in itertools.pairwise((*starts, end)):
+            part = part_of(sharing, range(first, last))
+            moved = [None if source is None else source - first for source in sources[first:last]]
+            assert [layer.kv_of for layer in part.layers] == moved
+            assert None in moved and all(source is None or source >= 0 for source in moved)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "complaint"),
+    [
+        ([1, 2], "is \\[1, 2\\], which are 3 layers, but the model .* has 5"),
+        ([4, 1], "layers 4 to 4 of this model .* cannot be stage 1"),
+        ([5, 0], "layers 5 to 4 of this model .* cannot be stage 1"),
+    ],
+)
+def test_stages_as_configured(sharing: ModelConfig, sizes: list[int], complaint: str) -> None:
+    def starts(sizes: list[int]) -> tuple[int, ...]:
+        return stages_of(sharing, EngineConfig(pipeline_parallel_size=2, pipeline_layers=sizes))[1].starts
+
+    assert starts([1, 4]) == (0, 1)
+    with pytest.raises(ValueError, match=complaint):
+        starts(sizes)
+    with pytest.raises(ValueError, match="pipeline_layers has 3 numbers, but pipeline_parallel_size is 2"):
+        starts([1, 1, 3])
+
+
+def test_the_times_of_stages_tell_how_many_layers_each_should_have(mixed: ModelConfig) -> None:
+    """A layer of the second stage takes three times as long as one of the first."""
+    model = replace(mixed, layers=mixed.layers[:1] * 8, experts=None)
+    assert better_sizes(model, Stage(0, (0, 4)), [4.0, 12.0], 0.0) == [5, 3]
+    assert better_sizes(model, Stage(0, (0, 4)), [8.0, 4.0], 4.0) == [2, 6]
 
 
 def test_more_stages_than_a_model_can_have_are_refused_before_it_is_loaded(tmp_path: Path) -> None:
     model = save_tiny("qwen3_next", tmp_path)
     config = EngineConfig(model=str(model), device="cpu", pipeline_parallel_size=2)
-    with pytest.raises(ValueError, match="pipeline_parallel_size is 2, but the 4 layers .* at most 1 stage"):
+    with pytest.raises(ValueError, match=r"but the 4 layers of this model .* at most 1 stage"):
         check_model(config)

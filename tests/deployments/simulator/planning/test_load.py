@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deployments.replica.autoscaling import Targets, desired_replicas
 from deployments.simulator.planning.known import gpu_named, planned_model
 from deployments.simulator.planning.load import STEADY, RequestShape, operate, replicas_for
-from deployments.simulator.planning.replica import ReplicaPlan, smallest_replica
+from deployments.simulator.planning.replica import Assumptions, ReplicaPlan, smallest_replica
 from engine.settings.config import EngineConfig
 from tests.support.examples import examples
 
@@ -20,6 +20,9 @@ REPLICA = smallest_replica(
     planned_model("Llama-3.1-8B").facts, gpu_named("h100"), EngineConfig(kv_memory_share=0.9)
 )
 SPARSE = smallest_replica(planned_model("Qwen3-30B-A3B").facts, gpu_named("h200"), EngineConfig())
+STAGES = smallest_replica(
+    planned_model("Llama-3.1-8B").facts, gpu_named("l4"), EngineConfig(), Assumptions(link_gb_s=1.0), num_stages=4
+)
 SHAPES = st.builds(RequestShape, st.integers(1, 60_000), st.integers(1, 8000), st.floats(0, 1))
 RATES = st.floats(0.001, 500)
 
@@ -36,14 +39,26 @@ def test_prefill_decides_for_long_prompts_by_hand() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.05, 4.0])
-@pytest.mark.parametrize("replica", [REPLICA, SPARSE], ids=["dense", "sparse"])
+@pytest.mark.parametrize("replica", [REPLICA, SPARSE, STAGES], ids=["dense", "sparse", "stages"])
 def test_running_requests_follow_littles_law(replica: ReplicaPlan, rate: float) -> None:
     request = RequestShape(prompt_tokens=512, output_tokens=1000)
     each = operate(replica, request, rate)
-    decoding = each.num_running - each.busy_share
+    decoding = each.num_running - rate * replica.prefill_s(512, 512)
     assert decoding == pytest.approx(rate * 1000 * each.itl_s)
     step = replica.decode_step_s(decoding, request.context)
     assert each.itl_s == pytest.approx(step / (1 - each.busy_share))
+
+
+def test_in_a_pipeline_prompts_wait_for_the_slowest_stage_and_pass_all() -> None:
+    request = RequestShape(prompt_tokens=2048, output_tokens=1)
+    slowest = 2048 * max(STAGES.prefill_token_s(stage, 2048) for stage in STAGES.stages)
+    a_pass = 2048 * sum(STAGES.prefill_token_s(stage, 2048) for stage in STAGES.stages)
+    a_pass += 3 * 2048 * 4096 * 2 / 1e9  # three links
+    each = operate(STAGES, request, 0.5)
+    assert each.busy_share == pytest.approx(0.5 * slowest)
+    queue = slowest * each.busy_share / (1 - each.busy_share)
+    assert each.ttft_s == pytest.approx(queue + a_pass + each.itl_s)
+    assert a_pass > 3.5 * slowest, "stages take about as long as each other"
 
 
 def test_memory_decides_for_long_outputs() -> None:
@@ -69,16 +84,24 @@ def test_the_autoscaler_comes_to_the_same_number(request: RequestShape, rate: fl
 
 
 @settings(max_examples=examples(12))
-@given(SHAPES, RATES, st.floats(1, 5), st.integers(0, 4000), st.integers(0, 2000), st.floats(0, 1))
+@given(
+    st.sampled_from([REPLICA, STAGES]),
+    SHAPES,
+    RATES,
+    st.floats(1, 5),
+    st.integers(0, 4000),
+    st.integers(0, 2000),
+    st.floats(0, 1),
+)
 def test_more_load_never_needs_fewer(
-    request: RequestShape, rate: float, more: float, prompt: int, output: int, colder: float
+    replica: ReplicaPlan, request: RequestShape, rate: float, more: float, prompt: int, output: int, colder: float
 ) -> None:
     harder = RequestShape(
         request.prompt_tokens + prompt, request.output_tokens + output, request.hit_rate * (1 - colder)
     )
-    few = replicas_for(REPLICA, request, rate)
-    assert replicas_for(REPLICA, request, rate * more) >= few
-    assert replicas_for(REPLICA, harder, rate) >= few
+    few = replicas_for(replica, request, rate)
+    assert replicas_for(replica, request, rate * more) >= few
+    assert replicas_for(replica, harder, rate) >= few
 
 
 def test_a_lower_target_needs_more() -> None:

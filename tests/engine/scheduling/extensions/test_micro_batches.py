@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.drafting.ngram import NgramDrafter
+from engine.scheduling.waiting_queue import precedence
 from engine.values.beam_search import BeamParams
 from engine.values.plan import StepPlan
 from engine.values.request import PENDING
@@ -255,13 +256,19 @@ def test_deferrable_requests_are_divided_by_their_own_number() -> None:
 
 @pytest.mark.parametrize("host_pages", [0, 64])
 def test_pages_are_taken_from_a_running_request_only_with_nothing_in_flight(host_pages: int) -> None:
+    """Then the first in order gets what it needs, and pages that were written to the host may be read."""
     script = pipeline(3, num_pages=24, page_size=4, host_pages=host_pages)
     in_flight = []
-    schedule = script.scheduler.schedule
+    schedule, allocator = script.scheduler.schedule, script.scheduler.allocator
 
     def watched(now: float) -> StepPlan:
+        is_drained = allocator.is_starved or allocator.is_swapping
+        assert not (is_drained and runner_of(script).num_in_flight)
         plan = schedule(now)
         in_flight.extend([runner_of(script).num_in_flight] if plan.preempted else [])
+        decodes = [chunk.request for chunk in plan.chunks if chunk.num_tokens == 1]
+        assert decodes == sorted(decodes, key=precedence)
+        assert not is_drained or plan.chunks[0].request is allocator.running[0]
         return plan
 
     script.scheduler.schedule = watched  # type: ignore[method-assign]
