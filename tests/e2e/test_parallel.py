@@ -1,4 +1,4 @@
-"""An application with two ranks in each of two stages per replica answers as one with a single rank, whatever is lost."""
+"""An application whose replicas have two stages of two ranks answers as one with one rank, whatever is lost."""
 
 from __future__ import annotations
 
