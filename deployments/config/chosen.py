@@ -264,7 +264,7 @@ def _check_size(config: EngineConfig, machine: Hardware, facts_of: FactsOf) -> N
     size, memory = config.tensor_parallel_size, machine.least_memory
     if machine.may_grow or machine.unknown:
         return
-    if machine.engines(size) < config.pipeline_parallel_size > 1:
+    if config.pipeline_parallel_size > 1 and len(machine.gpus) < config.num_ranks:
         raise CannotMeet(
             f"engine.pipeline_parallel_size is {config.pipeline_parallel_size} and engine.tensor_parallel_size is "
             f"{size}, together {_count_of_gpus(config.num_ranks)}, but {machine.described()}; lower one of them"
