@@ -58,7 +58,7 @@ def build(args: AppArgs | dict[str, Any]) -> Application:
     try:
         checked = args if isinstance(args, AppArgs) else AppArgs.model_validate(_chosen(args))
         check_model_files(checked)
-        return build_with(checked, partial(load_engine, lost_after_s=checked.health.lost_after_s))
+        return build_with(checked, partial(load_engine, health=checked.health))
     except ValidationError as error:
         raise ConfigRefused(f"args.{first_fault(error)}") from None
     except ValueError as error:

@@ -1,7 +1,8 @@
 """Proves that an engine computes: by one step before it accepts requests, and by a file per replica afterwards.
 
-The replica touches its file at each successful health check. A supervisor outside Serve (a Kubernetes probe,
-`pod.py`) reads the file's age: without a recent one, no engine on this node finishes steps.
+The replica touches its file at each successful health check, and its other ranks (`ranks.py`) theirs while they
+live. A supervisor outside Serve (a Kubernetes probe, `pod.py`) reads the age of the files on its node: without a
+recent one, no engine there finishes steps.
 """
 
 from __future__ import annotations

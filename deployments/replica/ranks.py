@@ -11,9 +11,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from deployments.config.settings import HealthSettings
+from deployments.replica.liveness import Beat
 from engine.base.machine import prepare_process
 from engine.parallel.rank_network import ONE_MACHINE, RankNetwork
 from engine.program.engine import Engine
@@ -22,17 +26,20 @@ from engine.settings.config import EngineConfig
 if TYPE_CHECKING:
     from engine.ranks.launcher import RankSpec
 
+_BEAT_S = 5.0
+"""Seconds between two marks of a rank's file, of which a probe accepts one of 30 s ago."""
 
-def load_engine(config: EngineConfig, lost_after_s: float = 3.0) -> Engine:
-    """Load the engine of a Serve replica, which ends when the host of a rank has been silent for `lost_after_s`.
+
+def load_engine(config: EngineConfig, health: HealthSettings | None = None) -> Engine:
+    """Load the engine of a Serve replica. `health` says when the host of a rank is lost; None: the defaults.
 
     Raises as `Engine.from_config` does.
     """
     # Imported and loaded objects stay, so collections would find nothing, and take a third of torch's import.
     gc.disable()
     try:
-        launcher = RayRanks(config.tensor_parallel_size, lost_after_s) if config.num_ranks > 1 else None
-        return Engine.from_config(config, launcher=launcher)
+        size, health = config.tensor_parallel_size, health or HealthSettings()
+        return Engine.from_config(config, launcher=RayRanks(size, health) if config.num_ranks > 1 else None)
     finally:
         gc.enable()
 
@@ -57,12 +64,21 @@ def bundles(config: EngineConfig, options: Mapping[str, Any]) -> list[dict[str, 
 class Rank:
     """A rank after the first. It ends its process when rank 0 is gone."""
 
-    def work(self, spec: RankSpec) -> None:
-        """Compute as rank 0 orders, until it is gone."""
+    def work(self, spec: RankSpec, beat_directory: str | None) -> None:
+        """Compute as rank 0 orders, until it is gone. Touch a file meanwhile, as the replica does on its node."""
         prepare_process()
+        beat = Beat(beat_directory, f"rank-{spec.rank}-{os.getpid()}")
+        threading.Thread(target=_keep_marking, args=(beat,), daemon=True).start()
         from engine.ranks.worker import work  # imports torch, which then reads how its threads wait
 
         work(spec, lambda: os._exit(0))
+
+
+def _keep_marking(beat: Beat) -> None:
+    """Mark a rank's file while its process lives: it ends with the replica, and Serve ends an unhealthy one."""
+    while True:
+        beat.mark()
+        time.sleep(_BEAT_S)
 
 
 class RayRanks:
@@ -70,7 +86,7 @@ class RayRanks:
 
     shares_gpus = False
 
-    def __init__(self, stage_size: int, lost_after_s: float) -> None:
+    def __init__(self, stage_size: int, health: HealthSettings) -> None:
         """`stage_size`: ranks of each stage. Raises RuntimeError outside of a placement group."""
         from ray.util.placement_group import get_current_placement_group
 
@@ -79,7 +95,7 @@ class RayRanks:
             raise RuntimeError(
                 "ranks as Ray actors need the replica's placement group, but this process is in none"
             )
-        self._stage_size, self._lost_after_s = stage_size, lost_after_s
+        self._stage_size, self._health = stage_size, health
 
     @property
     def network(self) -> RankNetwork:
@@ -90,7 +106,7 @@ class RayRanks:
         nodes = placement_group_table(self._group)["bundles_to_node_id"].values()
         if len(set(nodes)) == 1:
             return ONE_MACHINE
-        return RankNetwork(ray.util.get_node_ip_address(), self._lost_after_s)
+        return RankNetwork(ray.util.get_node_ip_address(), self._health.lost_after_s)
 
     def launch(self, specs: Sequence[RankSpec]) -> RayActors:
         """Start the ranks of each stage in its bundle."""
@@ -104,7 +120,7 @@ class RayRanks:
             options = {"num_cpus": needs.pop("CPU", 0), "num_gpus": needs.pop("GPU", 0), "resources": needs}
             place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
             actor = kind.options(scheduling_strategy=place, **options).remote()
-            actors[actor] = actor.work.remote(spec)
+            actors[actor] = actor.work.remote(spec, self._health.beat_directory)
         return RayActors(actors)
 
 

@@ -21,15 +21,15 @@ LOST_AFTER_S = 1.5
 APPLICATION = {
     "engine": {"model": "demo", "kv_pages": 1024, "threads": 1, "pipeline_parallel_size": 2},
     "engines": {"count": 1, "num_cpus": 2, "placement": "spread"},
-    "health": {"lost_after_s": LOST_AFTER_S, "migration_wait_s": 180.0},
     "admission": {"max_wait_s": 300.0},
 }
 
 
 @pytest.fixture(scope="module", autouse=True)
-def application(cluster: RayCluster) -> Iterator[None]:
+def application(network: Network, cluster: RayCluster) -> Iterator[None]:
     """An ingress on each worker, and one engine on both."""
-    cluster.deploy(APPLICATION)
+    beats = {"beat_directory": f"{network.directory}/beats"}
+    cluster.deploy({**APPLICATION, "health": {"lost_after_s": LOST_AFTER_S, "migration_wait_s": 180.0, **beats}})
     yield
     cluster.remove()
 
@@ -50,11 +50,18 @@ def hosts_of_stages(cluster: RayCluster) -> list[Host]:
     return [hosts[0] for hosts in found]
 
 
+def test_each_stage_marks_a_file_on_its_own_host(network: Network, cluster: RayCluster) -> None:
+    """By which a probe finds each host ready."""
+    first, second = hosts_of_stages(cluster)
+    assert first is not second
+    wait_until(lambda: second.run("ls", f"{network.directory}/beats").startswith("rank-1-"))
+    assert "rank" not in first.run("ls", f"{network.directory}/beats")
+
+
 def test_streams_continue_when_the_link_between_the_stages_was_cut(
     network: Network, cluster: RayCluster, known: Known
 ) -> None:
     first, second = hosts_of_stages(cluster)
-    assert first is not second
 
     async def cut() -> None:
         engine = cluster.engine(first)

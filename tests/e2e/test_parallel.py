@@ -1,4 +1,4 @@
-"""An application with two ranks per engine replica answers as one with a single rank, whatever is lost."""
+"""An application whose replicas have two stages of two ranks answers as one with one rank, whatever is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from tests.e2e.conftest import Service, running
 pytestmark = pytest.mark.e2e
 
 ARGUMENTS = {
-    "engine": {"model": "demo", "kv_pages": 1024, "threads": 1, "tensor_parallel_size": 2},
+    "engine": {
+        "model": "demo",
+        "kv_pages": 1024,
+        "threads": 1,
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+    },
     "engines": {"count": 2, "num_cpus": 0.1, "drain_timeout_s": 5},
     "ingresses": {"num_cpus": 0.1, "drain_timeout_s": 5},
 }
@@ -59,7 +65,7 @@ def ranks() -> list[int]:
 
 def test_the_streams_of_a_killed_rank_continue_at_the_other_replica(service: Service, parallel: Service) -> None:
     assert answer(parallel, 0, 24) == answer(service, 0, 24)
-    assert len(ranks()) == 2
+    assert len(ranks()) == 6
     replicas: set[str] = set()
     both = asyncio.Event()
 

@@ -15,7 +15,7 @@ from tests.k8s.support.manifests import K8S, build, kustomize_command
 
 
 @pytest.mark.skipif(kustomize_command() is None, reason="neither kubectl nor kustomize is installed")
-@pytest.mark.parametrize("directory", ["examples/llama-3.1-8b", "examples/qwen3-32b"])
+@pytest.mark.parametrize("directory", ["examples/llama-3.1-8b", "examples/qwen3-32b", "examples/deepseek-v3"])
 def test_the_stated_sizes_are_the_plans(directory: str) -> None:
     lines = (K8S / directory / "kustomization.yaml").read_text(encoding="utf-8").splitlines()
     said = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
@@ -26,7 +26,8 @@ def test_the_stated_sizes_are_the_plans(directory: str) -> None:
     plan = json.loads(ran.stdout)
     replica = plan["replica"]
     assert f"{replica['kv_bytes_per_token']:,} B per token" in said
-    assert f"{plan['model']['weight_bytes']['bfloat16'] / 1e9:.4g} GB" in said
+    by_type = plan["model"]["weight_bytes"]  # fp8 only where the checkpoint has it
+    assert f"{by_type.get('bfloat16', by_type['fp8']) / 1e9:.4g} GB" in said
     assert f"{replica['kv_pages']:,} pages of 16 tokens, {replica['kv_tokens']:,} tokens" in said
     assert f"{replica['concurrent_requests']}" in said
     assert f"nothing cached: {plan['replicas']} replicas" in said

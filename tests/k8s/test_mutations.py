@@ -72,7 +72,7 @@ def args(change: Callable[[Doc], Any]) -> Callable[[Manifests], None]:
 
 INGRESS, ENGINE = 0, 1
 MONITORING, GATEWAY, LLAMA = "overlays/monitoring", "overlays/inference-gateway", "examples/llama-3.1-8b"
-CPUS = "overlays/cpu-dev"
+CPUS, DEEPSEEK = "overlays/cpu-dev", "examples/deepseek-v3"
 
 MISTAKES = [
     # A misspelt field of each kind.
@@ -314,6 +314,24 @@ MISTAKES = [
         "a budget that Kubernetes cannot count",
         "disruption",
         lambda m: rename(spec(m, "PodDisruptionBudget", "raydix-engine"), "minAvailable", "maxUnavailable"),
+    ),
+    Mistake("a stage without a pod", "stages", lambda m: group(m, ENGINE).pop("numOfHosts"), DEEPSEEK),
+    Mistake(
+        "ranks that cannot connect",
+        "stages",
+        lambda m: m.docs.remove(m.one("NetworkPolicy", "raydix-ranks")),
+        DEEPSEEK,
+    ),
+    Mistake(
+        "ranks that everybody reaches",
+        "stages",
+        lambda m: spec(m, "NetworkPolicy", "raydix-ranks")["ingress"][0]["from"][0]["podSelector"].pop(
+            "matchLabels"
+        ),
+        DEEPSEEK,
+    ),
+    Mistake(
+        "no pods for a second replica", "capacity", lambda m: group(m, ENGINE).update(maxReplicas=2), DEEPSEEK
     ),
     Mistake("no budget", "disruption", lambda m: m.docs.remove(m.one("PodDisruptionBudget", "raydix-ingress"))),
     # Sizes.

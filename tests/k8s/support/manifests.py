@@ -17,7 +17,13 @@ Doc = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[3]
 K8S = ROOT / "k8s"
 
-DEPLOYMENTS = ("overlays/cpu-dev", "overlays/gpu", "examples/llama-3.1-8b", "examples/qwen3-32b")
+DEPLOYMENTS = (
+    "overlays/cpu-dev",
+    "overlays/gpu",
+    "examples/llama-3.1-8b",
+    "examples/qwen3-32b",
+    "examples/deepseek-v3",
+)
 """Directories that are each a whole deployment."""
 ADDITIONS = ("overlays/monitoring", "overlays/inference-gateway")
 """Directories that are applied beside a deployment; here, beside overlays/gpu."""

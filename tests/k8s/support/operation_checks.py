@@ -106,7 +106,7 @@ def probes(manifests: Manifests) -> Iterator[str]:
 def disruption(manifests: Manifests) -> Iterator[str]:
     """A group of several pods keeps at least one during a drain; a group of one can be drained."""
     for pod in manifests.workers:
-        least = pod.group["minReplicas"]
+        least = pod.group["minReplicas"] * _num_hosts(pod)
         budgets = [
             doc["spec"] for doc in manifests.of("PodDisruptionBudget") if pod.matches(doc["spec"]["selector"])
         ]
@@ -138,14 +138,44 @@ def capacity(manifests: Manifests) -> Iterator[str]:
     for pod in manifests.workers:
         for bound in ("minReplicas", "maxReplicas"):
             wanted = [(needs, counts[bound]) for _, needs, counts in placed[pod.name]]
-            needed = _pods_for(wanted, room[pod.name]) + (bound == "maxReplicas")
-            if needed > pod.group[bound]:
+            spare = _num_hosts(pod) if bound == "maxReplicas" else 0
+            needed, there = _pods_for(wanted, room[pod.name]) + spare, pod.group[bound] * _num_hosts(pod)
+            if needed > there:
                 names = [name for name, _, _ in placed[pod.name]]
-                yield f"{pod.name}: {names} need {needed} pods, {bound} is {pod.group[bound]}"
+                yield f"{pod.name}: {names} need {needed} pods, {bound} makes {there}"
+
+
+def _num_hosts(pod: Pod) -> int:
+    """Pods of each replica of a group."""
+    number: int = pod.group.get("numOfHosts", 1)
+    return number
+
+
+@check
+def stages(manifests: Manifests) -> Iterator[str]:
+    """A group has as many pods together as an engine has stages, and only ranks reach all ports of others."""
+    counts = {model.engine.pipeline_parallel_size for model in app_args(manifests).served.values()}
+    for pod in manifests.workers:
+        if pod.name == "engine" and {_num_hosts(pod)} != counts:
+            yield f"engine: numOfHosts is {_num_hosts(pod)}, but engines have {counts} stages"
+    policies = [doc for doc in manifests.of("NetworkPolicy") if doc["metadata"]["name"] == "raydix-ranks"]
+    if len(policies) != (counts != {1}):
+        yield f"{len(policies)} policies raydix-ranks for engines with {counts} stages"
+    for spec in (doc["spec"] for doc in policies):
+        rules = [*spec["ingress"], *spec["egress"]]
+        selectors = [
+            spec["podSelector"],
+            *(peer["podSelector"] for rule in rules for peer in rule.get("from", rule.get("to"))),
+        ]
+        for selector in selectors:
+            if [pod.name for pod in manifests.pods if pod.matches(selector)] != ["engine"]:
+                yield f"raydix-ranks selects {selector}, not engines"
+        if [rule["ports"] for rule in rules] != [[{"protocol": "TCP", "port": 1024, "endPort": 65535}]] * 2:
+            yield "raydix-ranks does not let the ranks connect at any port"
 
 
 def _replicas(manifests: Manifests) -> dict[str, tuple[Doc, int, int]]:
-    """What a replica of each deployment reserves, and the fewest and most replicas."""
+    """What a replica of each deployment reserves on a node, and on how many nodes at least and at most."""
     application = ServeDeploySchema.model_validate(manifests.serve).applications[0]
     args = AppArgs.model_validate(application.args)
     overrides = {d.name: d.ray_actor_options.model_dump(exclude_unset=True) for d in application.deployments}
@@ -153,17 +183,17 @@ def _replicas(manifests: Manifests) -> dict[str, tuple[Doc, int, int]]:
     found = {}
     for name, bound in deployments_of(build_with(args, load_engine)).items():
         options = overrides.get(name, bound.replica_config.ray_actor_options)
-        num_ranks = len(bound.replica_config.placement_group_bundles or [None])  # each reserves the same
-        each = {
+        own = {
             "CPU": options.get("num_cpus", 0),
             "GPU": options.get("num_gpus", 0),
             **options.get("resources", {}),
         }
-        needs = {key: value * num_ranks for key, value in each.items()}
+        bundles = bound.replica_config.placement_group_bundles or [own]  # of the stages, which reserve the same
         scaling = pools[name].scaling if name in pools else None
         count = bound.config.num_replicas or 1
-        bounds = (count, count) if scaling is None else (scaling.min, scaling.max)
-        found[name] = ({key: value for key, value in needs.items() if value}, *bounds)
+        least, most = (count, count) if scaling is None else (scaling.min, scaling.max)
+        needs = {key: value for key, value in bundles[0].items() if value}
+        found[name] = (needs, least * len(bundles), most * len(bundles))
     return found
 
 
