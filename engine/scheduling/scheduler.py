@@ -263,6 +263,8 @@ class Scheduler:
                 has_others=has_others,
                 is_brief=self._sharers.were_urgent(now),
             )
+        num_pending = self.waiting.num_uncached + sum([prompt.num_to_compute for prompt in step.prompts])
+        room.tokens = self._micro_batches.prompt_tokens(room.tokens, num_pending)
         shares = self._sharing.share(step, self.allocator, room, now)
         for prompt, num_tokens in shares.items():
             if prompt.status is not Status.RUNNING or not self._place(step, prompt, num_tokens, now):

@@ -20,6 +20,9 @@ from engine.scheduling.waiting_queue import precedence
 from engine.values.request import PENDING, Request
 
 _last_turn = attrgetter("last_turn")
+_PIECES, _LEAST_PIECE = 4, 256
+"""The prompt tokens to compute are divided into so many pieces for each micro-batch. No piece is smaller than so many
+tokens, because a step of fewer takes nearly as long on a GPU."""
 
 
 class MicroBatches:
@@ -38,6 +41,16 @@ class MicroBatches:
         pipeline.
         """
         self._takes_all = is_drained
+
+    def prompt_tokens(self, room: int, num_pending: int) -> int:
+        """Return how many of `num_pending` prompt tokens a step with room for `room` may have.
+
+        If one step had all of them, only one stage would compute at a time. The last stage waits for the first
+        piece, so pieces are small.
+        """
+        if self._num == 1:
+            return room
+        return min(room, max(_LEAST_PIECE, -(-num_pending // (_PIECES * self._num))))
 
     def among(self, decodes: list[Request]) -> ReadyRequests:
         """Return those of the requests that decode whose last token is known. O(decodes)."""

@@ -88,6 +88,19 @@ def test_a_step_takes_from_its_call_to_its_result_and_prompts_are_computed_by_al
     assert engine.scheduler.load(engine.now).prefill_rate == pytest.approx(1000)
 
 
+@pytest.mark.parametrize(("num_prompts", "length"), [(1, 4096), (16, 256)])
+def test_prompts_that_fit_into_one_step_are_divided_so_that_all_stages_compute(
+    num_prompts: int, length: int
+) -> None:
+    """4,096 tokens take each of two stages 4.1 s: one after the other 8.2 s, in pieces of 512 tokens and less 4.6."""
+    engine = SimulatedPipeline(2, None, lambda plan: 1e-3 * plan.num_tokens, max_step_tokens=8192, max_running=16)
+    for _ in range(num_prompts):
+        engine.arrive(length, max_tokens=1)
+    engine.run()
+    assert max(plan.num_tokens for plan in engine.plans) == 512
+    assert engine.now < 4.7
+
+
 @pytest.mark.parametrize(("pace", "most_s"), [(1e-4, 1.0), (1e-5, 0.5)])
 def test_prompts_delay_streams_in_other_steps_as_little_as_in_their_own(pace: float, most_s: float) -> None:
     """One stream is in flight by itself, and a prompt of 4,000 tokens in steps of its own."""
