@@ -92,7 +92,7 @@ def test_a_step_takes_from_its_call_to_its_result_and_prompts_are_computed_by_al
 def test_prompts_that_fit_into_one_step_are_divided_so_that_all_stages_compute(
     num_prompts: int, length: int
 ) -> None:
-    """4,096 tokens take each of two stages 4.1 s: one after the other 8.2 s, in pieces of 512 tokens and less 4.6."""
+    """4,096 tokens take each of two stages 4.1 s: one after the other 8.2 s, in pieces of up to 512 tokens 4.6."""
     engine = SimulatedPipeline(2, None, lambda plan: 1e-3 * plan.num_tokens, max_step_tokens=8192, max_running=16)
     for _ in range(num_prompts):
         engine.arrive(length, max_tokens=1)
