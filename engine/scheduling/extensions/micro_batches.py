@@ -21,8 +21,8 @@ from engine.values.request import PENDING, Request
 
 _last_turn = attrgetter("last_turn")
 _PIECES, _LEAST_PIECE = 4, 256
-"""The prompt tokens to compute are divided into so many pieces for each micro-batch. No piece has fewer tokens than
-the second number, because a smaller step takes nearly as long on a GPU."""
+"""The prompt tokens to compute are divided into so many pieces for each micro-batch. No piece has fewer tokens
+than the second number, because a smaller step takes nearly as long on a GPU."""
 
 
 class MicroBatches:
