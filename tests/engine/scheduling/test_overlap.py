@@ -36,22 +36,7 @@ ACTIONS = st.lists(
 
 def play(actions: list[tuple[Any, ...]], *, overlap: bool, num_pages: int, page_size: int) -> Script:
     script = Script(num_pages, page_size, {"max_step_tokens": 24, "max_running": 6}, overlap=overlap)
-    for kind, *values in actions:
-        name = f"r{values[0]}" if values else ""
-        if kind == "arrive":
-            length, max_tokens, beginning = values
-            script.arrive([beginning + 1] * length, max_tokens=min(max_tokens, 12))
-        elif kind == "abort" and name in script.requests:
-            script.abort(name)
-        elif kind == "stop" and name in script.requests:
-            script.runner.eos_after[name] = values[1]
-        elif kind == "fail":
-            script.runner.fail_next = True
-        elif kind == "step":
-            for _ in range(values[0]):
-                script.step()
-    script.runner.fail_next = False
-    script.run()
+    script.play(actions)
     return script
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,6 +205,30 @@ class Script:
         for node in nodes:
             nodes += [*node.children.values(), *(node.gates or {}).values()]
         return nodes
+
+    def play(
+        self, actions: Sequence[tuple[Any, ...]], options: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """Do what a list of actions says, then step until all requests have ended. A request arrives with the
+        parameters that its action's option names.
+        """
+        for kind, *values in actions:
+            name = f"r{values[0]}" if values else ""
+            if kind == "arrive":
+                length, max_tokens, beginning, *option = values
+                given = {} if options is None else options[option[0]]
+                self.arrive([beginning + 1] * length, max_tokens=min(max_tokens, 12), **given)
+            elif kind == "abort" and name in self.requests:
+                self.abort(name)
+            elif kind == "stop" and name in self.requests:
+                self.runner.eos_after[name] = values[1]
+            elif kind == "fail":
+                self.runner.fail_next = True
+            elif kind == "step":
+                for _ in range(values[0]):
+                    self.step()
+        self.runner.fail_next = False
+        self.run()
 
     def run(self, until: Callable[[], bool] = lambda: False, most: int = 5000) -> None:
         """Step until nothing is left to do, or until a condition holds."""

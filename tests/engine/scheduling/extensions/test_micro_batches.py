@@ -101,22 +101,7 @@ def test_every_request_gets_the_tokens_it_would_get_by_itself(
         host_pages=host_pages,
         drafter=None if drafts is None else ScriptedDrafts(drafts),
     )
-    for kind, *values in actions:
-        name = f"r{values[0]}" if values else ""
-        if kind == "arrive":
-            length, max_tokens, beginning, option = values
-            script.arrive([beginning + 1] * length, max_tokens=min(max_tokens, 12), **OPTIONS[option])
-        elif kind == "abort" and name in script.requests:
-            script.abort(name)
-        elif kind == "stop" and name in script.requests:
-            script.runner.eos_after[name] = values[1]
-        elif kind == "fail":
-            script.runner.fail_next = True
-        elif kind == "step":
-            for _ in range(values[0]):
-                script.step()
-    script.runner.fail_next = False
-    script.run()
+    script.play(actions, OPTIONS)
     for name, request in script.requests.items():
         got, reason = script.tokens(name), script.reason(name)
         assert reason is not None and PENDING not in got
