@@ -197,6 +197,10 @@ METRICS: tuple[Metric, ...] = (
     _gauge("engine_up", "1 while the engine's loop runs; summed, the engine replicas that serve.", "replicas"),
     Metric("gpu_utilization_ratio", "gauge", "Share of the time in which the GPU was busy, 0 to 1.", "ratio",
            "engine", is_seeded=False),
+    # With engine.expert_parallel; in a pipeline, of the first stage's layers.
+    Metric("engine_expert_imbalance_ratio", "gauge",
+           "Tokens of the busiest of the GPUs that share experts over the GPUs' mean, averaged over layers.",
+           "ratio", "engine", is_seeded=False),
     _counter("warm_up_prefixes_total", "engine", "Prefixes computed before the first request.", "prefixes"),
     _counter("warm_up_tokens_total", "engine", "Tokens of prefixes computed before the first request.", "tokens"),
     _counter("warm_up_seconds_total", "engine", "Time spent computing prefixes in the warm-up.", "seconds"),

@@ -357,6 +357,7 @@ class EngineReplica:
         utilization = gpu_utilization(str(getattr(self.engine.runner, "device", "none")))
         if utilization is not None:
             metrics.set("gpu_utilization_ratio", utilization)
+        self._metrics.on_expert_load(getattr(self.engine.runner, "expert_load", None))
         metrics.set("wire_kept_requests", self.wire.num_kept)
         metrics.set("detached_requests", self.wire.num_detached)
         metrics.set("detached_bytes", self.wire.detached_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import add
+from typing import TYPE_CHECKING
 
 from cache.figures.page_ages import EvictedPage
 from deployments.replica.notice_sources import SourceName
@@ -13,6 +14,9 @@ from engine.program.self_test import FailureCause
 from engine.scheduling.stats import PHASES, EngineLoad, StageSeconds, StepStats
 from engine.values.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
+
+if TYPE_CHECKING:
+    from engine.models.expert_load import ExpertLoad
 
 _TIER = "device"
 _HOST = "host"
@@ -83,6 +87,12 @@ class EngineMetrics:
         self._metrics.set("grammar_cache_bytes", compiler.num_bytes)
         self._metrics.count_to("grammar_cache_requests_total", compiler.num_hits, result="hit")
         self._metrics.count_to("grammar_cache_requests_total", compiler.num_misses, result="miss")
+
+    def on_expert_load(self, load: ExpertLoad | None) -> None:
+        """Set how unevenly experts load their ranks, if it is counted; called before each snapshot."""
+        imbalance = None if load is None else load.imbalance()
+        if imbalance is not None:
+            self._metrics.set("engine_expert_imbalance_ratio", imbalance)
 
     def on_kv_events(self, counts: Mapping[str, int]) -> None:
         """Set the counts of events for other systems' routers; called before each snapshot."""

@@ -82,6 +82,8 @@ def load_model(
         loading.add_graphs(runner)
     loading.warm_up(runner)
     loading.report_stages(runner)
+    if runner.expert_load is not None:
+        runner.expert_load.counts.zero_()  # without the tokens of the start
     runner.add_host_pages(loading.num_host_pages(runner))
     if config.kv_tier is not None and ranks.rank == 0:
         runner.add_lower_tier(config.kv_tier)
@@ -161,6 +163,8 @@ class _Loading:
         decoder = self._decoder(load_weights)
         if isinstance(decoder, Decoder):
             choose_products(decoder, self._device)
+            if self._config.expert_parallel and self._ranks.shard.size > 1 and self._ranks.rank == 0:
+                decoder.count_experts()
         pages = self._pages(self._num_groups, self._kv_dtype, self._groups)
         runner = self._runner(self._model, decoder, self._backend, pages, self._ranks, self._groups)
         runner.max_model_len = self._limit

@@ -26,6 +26,7 @@ from engine.layers.operations import Operations, Rotary
 from engine.model_config.config import ModelConfig
 from engine.model_parts.parts import LatentAttentionConfig
 from engine.models.delta_net import GatedDeltaNet
+from engine.models.expert_load import ExpertLoad
 from engine.models.experts import Experts
 from engine.models.experts_and_mlp import ExpertsAndMLP
 from engine.models.latent_attention import LatentAttention
@@ -211,6 +212,18 @@ class Decoder(nn.Module):
         self.lm_head = None if config.tied_embeddings else nn.Linear(config.hidden_size, rows, bias=False)
         self.head_few_rows: frozenset[int] = frozenset()
         """Like `PlainLinear.few_rows`, for the output head."""
+        self.expert_load: ExpertLoad | None = None
+        """The tokens of each expert, if they are counted."""
+
+    def count_experts(self) -> None:
+        """Count the tokens of each expert from now on."""
+        layers = [layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts | ExpertsAndMLP)]
+        if layers:
+            assert self.config.experts is not None
+            count, device = self.config.experts.num_experts, self.embed.weight.device
+            self.expert_load = ExpertLoad(len(layers), count, self._ranks.shard.size, device)
+            for number, experts in enumerate(layers):
+                experts.on_chosen = self.expert_load.of_layer(number)
 
     def forward(
         self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages, received: torch.Tensor | None = None
@@ -232,6 +245,8 @@ class Decoder(nn.Module):
         for index, (layer, own) in enumerate(zip(self.layers, owns, strict=False)):
             group = pages.places[index].group
             x, branch = layer(x, branch, operations[group], steps[group], pages.memory(index), own)
+        if self.expert_load is not None:
+            self.expert_load.add(steps[0].batch.slot_mapping)
         if branch is None:
             return x
         return x + (branch if self.config.norms.after else self._ranks.sum(branch))

@@ -51,6 +51,8 @@ class Experts(nn.Module):
         self.down_bias = nn.Parameter(torch.empty(count, hidden_size)) if is_biased else None
         self.shared = MLP(MLPConfig(config.shared_size), hidden_size) if config.shared_size else None
         self.shared_gate = nn.Parameter(torch.empty(1, hidden_size)) if config.shared_is_gated else None
+        self.on_chosen: Callable[[torch.Tensor], None] | None = None
+        """Called with each token's experts, int64 [N, k]."""
 
     @property
     def rounds(self) -> int:
@@ -78,6 +80,8 @@ class Experts(nn.Module):
         else:
             logits = F.linear(x, self.router, self.router_bias)
             chosen, weights = operations.route(logits, config.per_token, config.renormalizes)
+        if self.on_chosen is not None:
+            self.on_chosen(chosen)
         if config.scales_inputs:
             inputs = (x[:, None] * weights[..., None]).to(x.dtype).flatten(0, 1)
             pairs = self._routed(inputs, chosen.view(-1, 1), torch.ones_like(weights).view(-1, 1), operations)

@@ -8,6 +8,8 @@ stream ─┬─ norm ────────────▶ experts, gates by 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -39,6 +41,8 @@ class ExpertsAndMLP(nn.Module):
         self.mlp_norm = nn.RMSNorm(hidden_size, eps=eps)
         self.input_norm = nn.RMSNorm(hidden_size, eps=eps)
         self.output_norm = nn.RMSNorm(hidden_size, eps=eps)
+        self.on_chosen: Callable[[torch.Tensor], None] | None = None
+        """Called with each token's experts, int64 [N, k]."""
 
     @property
     def rounds(self) -> int:
@@ -53,6 +57,8 @@ class ExpertsAndMLP(nn.Module):
             self._ranks.sum(self.mlp(normed, operations)), None, self.mlp_norm.weight, self._eps
         )[1]
         chosen, weights = self._route(x)
+        if self.on_chosen is not None:
+            self.on_chosen(chosen)
         read = F.rms_norm(x, self.input_norm.weight.shape, self.input_norm.weight, self._eps)
         matrices = self.gate_up_proj, self.down_proj
         routed = experts_mlp(read, chosen, weights, *matrices, self._config.held.start, is_gelu=True)

@@ -41,7 +41,7 @@ class ParallelRunner:
         own = runner.page_memory
         self.page_memory = None if own is None else PagesOfRanks(own, rank_group, runner.part_bytes)
         self.device, self.kv_dtype = runner.device, runner.kv_dtype
-        self.attention_name = runner.attention_name
+        self.attention_name, self.expert_load = runner.attention_name, runner.expert_load
         self.max_model_len, self.fingerprint = runner.max_model_len, runner.fingerprint
         self.takes_all_cores, self.kv_bytes_per_token = runner.takes_all_cores, runner.kv_bytes_per_token
 

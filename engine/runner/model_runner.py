@@ -31,6 +31,7 @@ from engine.kv_tier.rank_pages import Moved, RankPages
 from engine.model_config.config import ModelConfig
 from engine.model_config.layer_groups import LayerGroups
 from engine.models.decoder import Decoder
+from engine.models.expert_load import ExpertLoad
 from engine.models.native_decoder import NativeDecoder
 from engine.parallel.collective import ALONE, Collective
 from engine.parallel.sampler import shared
@@ -202,6 +203,8 @@ class ModelRunner:
         if self._empty_page is None:
             self.num_pages -= 1
             self._empty_page = self.num_pages
+            if self.expert_load is not None:
+                self.expert_load.padding_from = self._empty_page * self.page_size
         return self._empty_page
 
     def with_pages(self, num_pages: int, num_slots: int = 1, max_drafts: int = 0) -> ModelRunner:
@@ -217,6 +220,11 @@ class ModelRunner:
         runner = type(self)(model, self.decoder, self.attention, pages, self._ranks, groups)
         runner.max_model_len, runner.fingerprint = self.max_model_len, self.fingerprint
         return runner
+
+    @property
+    def expert_load(self) -> ExpertLoad | None:
+        """The tokens of each expert; None if they are not counted."""
+        return self.decoder.expert_load if isinstance(self.decoder, Decoder) else None
 
     @property
     def takes_all_cores(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch
 from msgspec import structs
 
 from cache import CacheStats, PageAccount, StateAccount
@@ -17,6 +18,7 @@ from engine.grammar.vocabulary import Vocabulary
 from engine.host_tier.host_pool import HostAccount, HostTraffic
 from engine.host_tier.lower_tier import TierTotals
 from engine.host_tier.peers import PeerTotals
+from engine.models.expert_load import ExpertLoad
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 from engine.values.beam_search import Hypothesis
 from engine.values.stream_delta import StreamDelta
@@ -95,6 +97,18 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     assert values["prompt_tokens_total"] == {("computed",): 3, ("device",): 4, ("host",): 3}
     assert counts["kv_page_lifetime_seconds"] == counts["kv_page_idle_before_evict_seconds"] == 1
     assert counts["engine_step_seconds"] == 3
+
+
+def test_the_imbalance_of_experts_is_shown_once_tokens_were_counted() -> None:
+    metrics = Metrics("m", "r", "engine")
+    engine, load = EngineMetrics(metrics), ExpertLoad(1, 4, 2, torch.device("cpu"))
+    for counted in (None, load):
+        engine.on_expert_load(counted)
+        assert "engine_expert_imbalance_ratio" not in observations_of(metrics)[0]
+    load.of_layer(0)(torch.tensor([[0, 1]] * 3000 + [[1, 2]] * 1000))
+    load.add(torch.arange(4000))
+    engine.on_expert_load(load)
+    assert observations_of(metrics)[0]["engine_expert_imbalance_ratio"] == {(): 1.75}
 
 
 def test_an_engine_on_cpus_has_no_gpu_to_be_busy() -> None:
