@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from engine.attention.batch import AttentionBatch
-from engine.attention.pinned import on_device
+from engine.attention.pinned import on_device, on_host
 from engine.models.native_decoder import NativeDecoder
 from engine.parallel.links import StageLink
 from engine.runner.model_runner import ModelRunner
@@ -130,7 +130,7 @@ def needed(step: PreparedStep) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """
     scored = [np.arange(span.row, span.row + len(span.targets)) for span in step.wanted]
     pooled = np.array([row.row for row in step.pooled], dtype=np.int64)
-    rows = np.unique(np.concatenate([step.sampled_positions.cpu().numpy(), pooled, *scored]))
+    rows = np.unique(np.concatenate([on_host(step.sampled_positions).numpy(), pooled, *scored]))
     return rows if len(rows) else np.array([len(step.ids) - 1])
 
 

@@ -109,7 +109,6 @@ _STEPS = PanelRow(
                     ENGINES.rate("engine_failed_steps_total", "replica", "cause"), "{{replica}} failed: {{cause}}"
                 ),
             ),
-            width=6,
         ),
         Panel(
             "How steps were launched",
@@ -117,7 +116,6 @@ _STEPS = PanelRow(
             "steps should be graph replays.",
             Unit.EVENTS_PER_SECOND,
             (Target(ENGINES.rate("engine_graph_replays_total", "mode"), "{{mode}}"),),
-            width=6,
             is_stacked=True,
         ),
         Panel(
@@ -126,22 +124,7 @@ _STEPS = PanelRow(
             "wait, the loop or the batch limits are in the way.",
             Unit.SHARE,
             (Target(ENGINES.gauge("gpu_utilization_ratio", "replica", how="avg"), "{{replica}}", is_sparse=True),),
-            width=6,
             max=1.0,
-        ),
-        Panel(
-            "Imbalance of experts",
-            "With engine.expert_parallel: tokens of the busiest GPU's experts over the mean of the GPUs, averaged "
-            "over layers, by replica. At 1 all GPUs get as many; at 2 long prompts' experts take twice as long.",
-            Unit.COUNT,
-            (
-                Target(
-                    ENGINES.gauge("engine_expert_imbalance_ratio", "replica", how="max"),
-                    "{{replica}}",
-                    is_sparse=True,
-                ),
-            ),
-            width=6,
         ),
     ),
 )

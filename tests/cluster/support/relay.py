@@ -15,6 +15,7 @@ import struct
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 
 _SET_INTERFACE, _TAP, _NO_PACKET_INFO = 0x400454CA, 0x0002, 0x1000
 _FRAME_BYTES = 2**16
@@ -45,7 +46,8 @@ def main(host_side: str, switch_side: str, delay: str) -> None:
             held.append((time.monotonic() + delay_s, key.data, os.read(key.fd, _FRAME_BYTES)))
         while held and held[0][0] <= time.monotonic():
             _, tap, frame = held.popleft()
-            os.write(tap, frame)
+            with suppress(OSError):  # An interface that is not up yet loses frames, as a cable does.
+                os.write(tap, frame)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,9 @@ from monitoring.rules import Rule, load_rules
 from tests.monitoring.support.promql import labels_listed, selectors
 
 NOT_AT_ONCE = frozenset(
-    {
-        "raydix:prefix_cache_hit:ratio1d_offset1h",
-        "raydix_engine_expert_imbalance_ratio",
-        "raydix_gpu_utilization_ratio",
-        "raydix_rollout_state",
-    }
+    {"raydix:prefix_cache_hit:ratio1d_offset1h", "raydix_gpu_utilization_ratio", "raydix_rollout_state"}
 )
-"""Series that have no data in an application's first hour, or without a GPU, shared experts or a rollout."""
+"""Series that have no data in an application's first hour, or without a GPU or a rollout."""
 
 
 @dataclass(frozen=True, slots=True)
