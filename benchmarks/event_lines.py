@@ -13,7 +13,7 @@ class EventLines:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of the request that asks for the events after the last one."""
+        """The headers with which a client asks for the events after `last_id`."""
         return {"last-event-id": self.last_id} if self.last_id else {}
 
     def begin(self) -> None:

@@ -52,7 +52,7 @@ MODELS = {
     "Qwen3-30B-A3B": (2048, 48, 128, 8),
     "Qwen3-235B-A22B": (4096, 94, 128, 8),
 }
-"""Numbers of a token, layers, experts, and experts per token."""
+"""The size of a hidden state, and how many layers, experts and experts of each token a model has."""
 RANKS_OF_MODELS = (4, 8)
 TOKENS_OF_MODELS = 256
 _BFLOAT16_BYTES = 2
@@ -96,7 +96,7 @@ class Rank:
         self._own = -(-self._count // size)
         """Most tokens that have their home on one rank."""
         self.bytes_sent = 0
-        """To the other ranks; all-reduce and all-gather pass data around a ring."""
+        """Bytes sent to the other ranks, if all-reduces and all-gathers pass data around a ring."""
 
     def sums(self) -> torch.Tensor:
         """Return the experts' outputs, [N, H], by two all-reduces."""
@@ -164,7 +164,7 @@ class Rank:
 
 
 def run_rank(rank: int, size: int, port: int, cases: list[tuple[int, int]], seconds: float, found: Any) -> None:
-    """Measure all cases on one rank, and put a list with a dict for each case."""
+    """Measure all cases on one rank, and put the list of results, one for each case, into the queue `found`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     results = []

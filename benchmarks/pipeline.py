@@ -71,7 +71,7 @@ class StagedRunner(NullRunner):
         super().__init__(num_pages)
         self.num_stages = num_stages
         self.busy_s = [0.0] * num_stages
-        """Seconds for which each stage computed."""
+        """How long each stage has computed so far, in seconds."""
         self._stage_s = stage_s
         self._queues = [queue.SimpleQueue[StepInStages | None]() for _ in range(num_stages)]
         for stage in range(num_stages):

@@ -54,7 +54,7 @@ class Tally:
     longest_pause_s: float = 0.0
     """Longest time between two chunks of a stream."""
     broken: list[Broken] = field(default_factory=list)
-    """Connections that broke off, for which only the death of an ingress is an excuse; streams continued."""
+    """Connections that broke off, whose streams were continued. Only an ingress that died may be the cause."""
     wrong: list[str] = field(default_factory=list)
     """Streams with another token than in peace, with an error, or with no proper end."""
 

@@ -97,7 +97,7 @@ def _replica(plan: CapacityPlan) -> Table:
 
 
 def _division(replica: ReplicaPlan) -> str:
-    """Return how stages and hosts divide a replica's GPUs; "" for one stage."""
+    """Describe the stages and hosts of a replica; "" if it has one stage."""
     if len(replica.stages) == 1:
         return ""
     hosts = "one host" if replica.num_hosts == 1 else f"{replica.num_hosts} hosts"

@@ -237,7 +237,7 @@ def _size(model: ModelArgs, machine: Hardware, facts_of: FactsOf) -> tuple[int, 
 
 
 def _sizes(possible: Sequence[int], num_stages: int, machine: Hardware) -> list[int]:
-    """Return the numbers of GPUs, of those possible, that each of so many stages can have on one machine."""
+    """Return the possible sizes of a stage, in GPUs of one machine, of which `num_stages` have room together."""
     return [size for size in possible if machine.engines(size) >= num_stages]
 
 

@@ -19,7 +19,7 @@ IN_WORDS = {
 
 
 def num_engines(room: Sequence[int], num_stages: int, placement: Placement) -> int:
-    """Return the number of engines that fit. `room`: the stages for which each machine has room."""
+    """Return the number of engines that fit. `room`: how many stages have room on each machine."""
     if placement == "pack":
         return sum(each // num_stages for each in room)
     count = sum(room) // num_stages

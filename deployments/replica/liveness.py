@@ -1,8 +1,8 @@
 """Proves that an engine computes: by one step before it accepts requests, and by a file per replica afterwards.
 
-The replica touches its file at each successful health check, and its other ranks (`ranks.py`) theirs while they
-live. A supervisor outside Serve (a Kubernetes probe, `pod.py`) reads the age of the files on its node: without a
-recent one, no engine there finishes steps.
+The replica touches its file at each successful health check. Each of its other ranks (`ranks.py`) touches its own
+file while its process lives. A supervisor outside Serve (a Kubernetes probe, `pod.py`) reads the age of the files
+on its node: without a recent one, no engine there finishes steps.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Rank:
     """A rank after the first. It ends its process when rank 0 is gone."""
 
     def work(self, spec: RankSpec, beat_directory: str | None) -> None:
-        """Compute as rank 0 orders, until it is gone. Touch a file meanwhile, as the replica does on its node."""
+        """Compute the steps that rank 0 sends until it is gone, and show this node's probes that it lives."""
         prepare_process()
         beat = Beat(beat_directory, f"rank-{spec.rank}-{os.getpid()}")
         threading.Thread(target=_keep_marking, args=(beat,), daemon=True).start()

@@ -51,6 +51,7 @@ class StageRunner(ModelRunner):
 
     def begin(self, step: PreparedStep) -> Begun:
         """Compute this stage's layers and send the hidden states to the next stage."""
+        assert not len(step.pending), "a token that a step in flight samples is not known to later stages"
         with torch.inference_mode():
             stages = StageClock(self.device)
             self._copy_pages(step)
