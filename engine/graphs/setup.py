@@ -84,8 +84,12 @@ def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple
     return tuple(sorted(widths | {1} if is_draft_model else widths))
 
 
-def piece_tokens(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the most tokens of a step with prompts that is replayed, as a whole or in pieces."""
+def piece_tokens(config: EngineConfig, model: ModelConfig, *, is_draft_model: bool = False) -> int:
+    """Return the most tokens of a step with prompts that is replayed, as a whole or in pieces; 0 if KV is divided
+    among ranks (`engine/attention/context_parallel.py`), for which prompts need the host.
+    """
+    if config.context_parallel_size > 1 and not is_draft_model:
+        return 0
     chosen = _tokens_while_launching(model) if config.graph_tokens is None else config.graph_tokens
     return min(chosen, config.max_step_tokens)
 
@@ -120,7 +124,7 @@ def graph_bytes(
     rows = sizes_up_to(config.max_running)
     decodes = DecodeSizes(rows, contexts_up_to(max_model_len, is_planned=is_planned)).all
     drafts = draft_sizes(draft_widths(config, is_draft_model=is_draft_model), config.max_running)
-    most = piece_tokens(config, model)
+    most = piece_tokens(config, model, is_draft_model=is_draft_model)
     spreads = spread_sizes(most) if spreads_prompts else []
     pieces = piece_sizes(most, above=LONGEST if spreads else 0)
     num_graphs = len(drafts) + len(spreads) + len(pieces) + (0 if is_draft_model else len(decodes))

@@ -11,6 +11,7 @@ import torch
 from engine.attention.base import AttentionBackend, AttentionShape, choose_backend
 from engine.attention.by_heads import AttentionByHeads, KVShape
 from engine.attention.chunked import ChunkedAttention
+from engine.attention.context_parallel import ContextParallelAttention
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import FP8, KVPages
 from engine.attention.layer_groups import GroupedAttention, shapes
@@ -120,8 +121,7 @@ class _Loading:
         if self._groups is not None:
             self._groups = self._groups.part(ranks.stage.layers(self._whole.num_layers))
             whole, windowed = shapes(heads)
-            of_whole = choose_backend(config.attention, whole, self._dtype, self._device)
-            self._backend = GroupedAttention(of_whole, self._attention(windowed))
+            self._backend = GroupedAttention(self._choose(whole), self._attention(windowed))
         self._not_graphed = why_not(config, self._backend, self._device, model)
         self._not_in_pieces = why_no_pieces(config, self._device, model)
         self._reserved, self._draft_bytes = 0, draft_bytes
@@ -149,10 +149,16 @@ class _Loading:
 
     def _attention(self, heads: AttentionShape) -> AttentionBackend:
         """Return the backend for layers with such heads, within chunks if the model has them."""
-        backend = choose_backend(self._config.attention, heads, self._dtype, self._device)
+        if self._ranks.context is not None:
+            ring_tokens = self._config.ring_attention_tokens
+            return ContextParallelAttention(self._choose, heads, self._ranks.context, ring_tokens)
+        backend = self._choose(heads)
         if self._model.chunk is None:
             return backend
         return ChunkedAttention(backend, self._model.chunk, self._config.page_size)
+
+    def _choose(self, heads: AttentionShape) -> AttentionBackend:
+        return choose_backend(self._config.attention, heads, self._dtype, self._device)
 
     @property
     def _num_groups(self) -> int:
@@ -221,7 +227,7 @@ class _Loading:
         """Return the number of host pages of each rank."""
         size = self._ranks.shard.size
         state_bytes = self._shard.state_bytes(self._dtype.itemsize) * size
-        bytes_per_token = self._shard.kv_bytes_per_token(runner.kv_dtype.itemsize)
+        bytes_per_token = self._shard.kv_bytes_per_token(runner.kv_dtype.itemsize) // self._ranks.context_size
         return host_pages_for(
             self._config, _in_a_page(self._all_groups, bytes_per_token) * size, state_bytes=state_bytes
         )
@@ -276,7 +282,8 @@ class _Loading:
         is_fp8 = config.quantization == "fp8"
         is_native = not (not_native or is_fp8)
         if self._device.type == "cuda":
-            kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) + self._draft_kv_bytes
+            kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) // self._ranks.context_size
+            kv_bytes += self._draft_kv_bytes
             free = torch.cuda.mem_get_info(self._device)[0]
             free -= config.max_running * self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
             itemsize, stage = self._dtype.itemsize, self._ranks.stage
@@ -320,7 +327,9 @@ class _Loading:
 
     def _pages(self, num_pages: int, dtype: torch.dtype, groups: LayerGroups | None = None) -> KVPages:
         states = StateSlots.of(self._model, 1, 0, self._dtype, self._device)
-        return KVPages.of(self._model, num_pages, self._config.page_size, dtype, self._device, states, groups)
+        parts = self._ranks.context_size
+        page_size, num_spare = self._config.page_size // parts, int(parts > 1)
+        return KVPages.of(self._model, num_pages, page_size, dtype, self._device, states, groups, num_spare)
 
 
 def _in_a_page(groups: LayerGroups | None, bytes_per_token: int) -> int:

@@ -46,6 +46,7 @@ def load_with_draft_model(
             host_kv_gib=0.0,
             speculation=None,
             tensor_parallel_size=1,
+            context_parallel_size=1,
             pipeline_parallel_size=1,
             micro_batches=None,
             cuda_graphs="off",  # Graphs are recorded below, on the draft model's own pages.
@@ -88,7 +89,7 @@ def draft_graph_bytes(config: EngineConfig, draft: ModelRunner) -> int:
 def add_draft_graphs(config: EngineConfig, draft: ModelRunner, capture: CutCapture, reserved: int) -> None:
     """Record the graphs of the draft model's steps, or let its first steps record them."""
     widths = draft_widths(config, is_draft_model=True)
-    most = piece_tokens(config, draft.model_config)
+    most = piece_tokens(config, draft.model_config, is_draft_model=True)
     graphs = draft.add_token_graphs(config.max_running, most, widths, capture)
     if config.cuda_graphs == "start":
         capture_all([graphs], draft.device, reserved)

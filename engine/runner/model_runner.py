@@ -68,7 +68,8 @@ class ModelRunner:
         self.model_config = model_config
         self.device = pages.data.device
         self.kv_dtype = pages.data.dtype
-        self.page_size = pages.page_size
+        self.page_size = pages.page_size * ranks.context_size
+        """Tokens of a page, of which each rank that divides KV with others has a part."""
         self.num_pages = pages.num_pages
         states = pages.states
         self.num_state_slots = 0 if states is None else states.num_slots
@@ -90,7 +91,7 @@ class ModelRunner:
         self.lower_tier: LowerTier = NoLowerTier()
         """The tier for prefixes for which the host pages have no room; none until `add_lower_tier`."""
         null_slot = None if states is None else states.null_slot
-        self._places = Places(pages.page_size, pages.null_page, null_slot, pages.num_groups)
+        self._places = Places(self.page_size, pages.null_page, null_slot, pages.num_groups)
         self._reader = TokenReader(self.device)
         self._sampled: torch.Tensor | None = None  # sampled by the last step; the next one may begin with these
         self._underway = TokensUnderway(torch.empty(0, dtype=torch.int64), None)  # the same tokens for the host
@@ -120,8 +121,10 @@ class ModelRunner:
 
     @property
     def _layout(self) -> str:
-        """The model's fingerprint, and the stages that its pages are divided into."""
-        return self.fingerprint + self._ranks.stage.suffix
+        """The model's fingerprint, and the stages and parts that its pages are divided into."""
+        size = self._ranks.context_size
+        parts = "" if size == 1 else f"-context-{size}"
+        return self.fingerprint + self._ranks.stage.suffix + parts
 
     @property
     def page_memory(self) -> BytesOfPages | None:
@@ -216,7 +219,8 @@ class ModelRunner:
         dtype = self.kv_dtype if before is None else before.dtype
         states = StateSlots.of(model, num_slots, max_drafts, dtype, self.device)
         groups = self.layer_groups
-        pages = KVPages.of(model, num_pages, self.page_size, self.kv_dtype, self.device, states, groups)
+        size, spare = self.pages.page_size, self.pages.num_spare
+        pages = KVPages.of(model, num_pages, size, self.kv_dtype, self.device, states, groups, spare)
         runner = type(self)(model, self.decoder, self.attention, pages, self._ranks, groups)
         runner.max_model_len, runner.fingerprint = self.max_model_len, self.fingerprint
         return runner
@@ -239,8 +243,8 @@ class ModelRunner:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV per token, in all layers."""
-        return self.model_config.kv_bytes_per_token(self.kv_dtype.itemsize)
+        """Bytes of KV per token, in all layers. Ranks that divide KV have different tokens: their mean."""
+        return self.model_config.kv_bytes_per_token(self.kv_dtype.itemsize) // self._ranks.context_size
 
     def run(self, plan: StepPlan) -> StepResult:
         """Prepare a step and compute it immediately."""

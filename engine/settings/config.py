@@ -77,7 +77,7 @@ class EngineConfig(SchedulerSettings):
     """With `context_parallel_size`: a prompt's step of at least so many tokens passes the earlier KV from rank to
     rank (ring attention); one of fewer tokens sends its queries instead. 1 to 2**20."""
     page_size: int = 16
-    """Tokens per KV page, 1 to 256."""
+    """Tokens per KV page, 1 to 256. With `context_parallel_size`, each rank has an equal part of a page."""
     kv_pages: int | None = None
     """KV pages to allocate; None sizes them from `kv_memory_share`."""
     kv_memory_share: float = 0.25
@@ -189,6 +189,11 @@ class EngineConfig(SchedulerSettings):
                 f"context_parallel_size is {self.context_parallel_size}, which does not divide "
                 f"tensor_parallel_size {self.tensor_parallel_size}: ranks with the same key-value heads divide "
                 "the KV of a request; set tensor_parallel_size to a multiple, or leave context_parallel_size out"
+            )
+        if self.page_size % self.context_parallel_size:
+            raise ValueError(
+                f"page_size is {self.page_size}, which context_parallel_size {self.context_parallel_size} does "
+                "not divide: each rank has an equal part of a page; set page_size to a multiple"
             )
         for name in (
             "max_running",
