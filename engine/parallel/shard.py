@@ -119,6 +119,33 @@ def check_divides(config: ModelConfig, size: int, splits_experts: bool = False) 
         )
 
 
+def check_context(config: ModelConfig, tensor_parallel_size: int, context_parallel_size: int) -> None:
+    """Raise ValueError, which lists the possible sizes, if the ranks with the same key-value heads cannot divide a
+    request's KV into so many parts. `tensor_parallel_size` ranks can share the model (`check_divides`).
+    """
+    if context_parallel_size == 1:
+        return
+    model = config.architecture
+    if config.chunk is not None or config.windows != {None}:
+        raise ValueError(
+            f"context_parallel_size is {context_parallel_size}, but layers of this model ({model}) attend only to "
+            "a window or a chunk, whose KV is not divided; leave it out"
+        )
+    if len(config.kinds_of_heads) > 1:
+        raise ValueError(
+            f"context_parallel_size is {context_parallel_size}, but the layers of this model ({model}) have heads "
+            "of several kinds, whose KV is not divided; leave it out"
+        )
+    ranks = max(1, tensor_parallel_size // config.num_kv_heads)
+    if ranks % context_parallel_size:
+        possible = [size for size in range(1, ranks + 1) if ranks % size == 0]
+        raise ValueError(
+            f"context_parallel_size is {context_parallel_size}, but {ranks} of {tensor_parallel_size} ranks "
+            f"(tensor_parallel_size) have the same one of {config.num_kv_heads} key-value heads; with this model "
+            f"and so many ranks it can be {', '.join(map(str, possible))}"
+        )
+
+
 def _divides(config: ModelConfig, size: int, splits_experts: bool) -> bool:
     even = all(count % size == 0 for count in (config.num_heads, *_inner(config, splits_experts).values()))
     kinds = [heads.num_kv_heads for heads, _ in config.kinds_of_heads.values()]
