@@ -266,6 +266,11 @@ class EngineConfig(SchedulerSettings):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def page_tokens(self) -> int:
+        """Tokens of a KV page on all ranks together that divide the KV of a request."""
+        return self.page_size * self.context_parallel_size
+
+    @property
     def num_micro_batches(self) -> int:
         """Most steps in flight between the stages of a pipeline."""
         return self.micro_batches or self.pipeline_parallel_size
