@@ -137,7 +137,7 @@ def graph_bytes(
         layer += model.experts.per_token * (model.experts.intermediate_size + model.hidden_size)
         num_nodes += len(model.experts.layers) * _NODES_OF_EXPERTS
     logits = model.vocab_size * (element_bytes + 4 + 3)  # masks take bytes, not bits, while they are applied
-    tables = 4 * (TABLE + num_groups * -(-max_model_len // config.page_size))
+    tables = 4 * (TABLE + num_groups * -(-max_model_len // config.page_tokens))
     host = num_graphs * num_nodes * _NODE_BYTES + len(pieces) * (model.num_layers + 1) * _PIECE_BYTES
     num_tables = rows[-1] + max([0, *(size.rows for size in drafts)]) + max([0, *spreads])
     return num_tokens * layer * element_bytes + rows[-1] * logits + num_tables * tables + host + _BYTES_BESIDE

@@ -140,7 +140,7 @@ class _Loading:
         """Return the shape of attention for each kind of heads that the model's layers have."""
         config, is_cascade = self._config, self._config.cascade_attention == "auto"
         return {
-            kind: AttentionShape.of(heads, windows, config.page_size, self._kv_dtype, is_cascade)
+            kind: AttentionShape.of(heads, windows, config.page_tokens, self._kv_dtype, is_cascade)
             for kind, (heads, windows) in self._model.kinds_of_heads.items()
         }
 
@@ -155,7 +155,7 @@ class _Loading:
         backend = self._choose(heads)
         if self._model.chunk is None:
             return backend
-        return ChunkedAttention(backend, self._model.chunk, self._config.page_size)
+        return ChunkedAttention(backend, self._model.chunk, self._config.page_tokens)
 
     def _choose(self, heads: AttentionShape) -> AttentionBackend:
         return choose_backend(self._config.attention, heads, self._dtype, self._device)
@@ -193,7 +193,7 @@ class _Loading:
         warm_up(runner, self._warm_steps(), self._device)
 
     def _warm_steps(self) -> Iterator[StepPlan]:
-        return warm_steps(self._config.max_step_tokens, self._limit, self._config.page_size)
+        return warm_steps(self._config.max_step_tokens, self._limit, self._config.page_tokens)
 
     def with_all_pages(self, small: ModelRunner) -> tuple[ModelRunner, bool]:
         """Return a runner with all pages that fit, and whether it gets graphs, which take one more page."""
@@ -227,7 +227,7 @@ class _Loading:
         """Return the number of host pages of each rank."""
         size = self._ranks.shard.size
         state_bytes = self._shard.state_bytes(self._dtype.itemsize) * size
-        bytes_per_token = self._shard.kv_bytes_per_token(runner.kv_dtype.itemsize) // self._ranks.context_size
+        bytes_per_token = self._shard.kv_bytes_per_token(runner.kv_dtype.itemsize)
         return host_pages_for(
             self._config, _in_a_page(self._all_groups, bytes_per_token) * size, state_bytes=state_bytes
         )
@@ -266,7 +266,7 @@ class _Loading:
             self._device,
             self._backend.name,
             runner.num_pages,
-            self._config.page_size,
+            runner.page_size,
             runner.kv_bytes / 2**20,
             runner.host_memory.num_pages,
             runner.num_state_slots,
@@ -282,8 +282,7 @@ class _Loading:
         is_fp8 = config.quantization == "fp8"
         is_native = not (not_native or is_fp8)
         if self._device.type == "cuda":
-            kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) // self._ranks.context_size
-            kv_bytes += self._draft_kv_bytes
+            kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) + self._draft_kv_bytes
             free = torch.cuda.mem_get_info(self._device)[0]
             free -= config.max_running * self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
             itemsize, stage = self._dtype.itemsize, self._ranks.stage
@@ -319,7 +318,7 @@ class _Loading:
         """Set the scales of KV in eight bits from a sample computed with unrounded KV."""
         config = self._config
         sample = KVScaleCalibration(
-            self._whole.vocab_size, config.page_size, min(config.max_step_tokens, self._limit)
+            self._whole.vocab_size, config.page_tokens, min(config.max_step_tokens, self._limit)
         )
         unrounded = self._pages(sample.num_pages, self._dtype)
         self._runner(self._model, decoder, self._ungrouped, unrounded, self._ranks).run(sample.plan)
@@ -327,8 +326,7 @@ class _Loading:
 
     def _pages(self, num_pages: int, dtype: torch.dtype, groups: LayerGroups | None = None) -> KVPages:
         states = StateSlots.of(self._model, 1, 0, self._dtype, self._device)
-        parts = self._ranks.context_size
-        page_size, num_spare = self._config.page_size // parts, int(parts > 1)
+        num_spare, page_size = int(self._ranks.context_size > 1), self._config.page_size
         return KVPages.of(self._model, num_pages, page_size, dtype, self._device, states, groups, num_spare)
 
 

@@ -136,14 +136,31 @@ def check_context(config: ModelConfig, tensor_parallel_size: int, context_parall
             f"context_parallel_size is {context_parallel_size}, but the layers of this model ({model}) have heads "
             "of several kinds, whose KV is not divided; leave it out"
         )
-    ranks = max(1, tensor_parallel_size // config.num_kv_heads)
-    if ranks % context_parallel_size:
-        possible = [size for size in range(1, ranks + 1) if ranks % size == 0]
+    possible = _possible_contexts(config, tensor_parallel_size)
+    if context_parallel_size not in possible:
         raise ValueError(
-            f"context_parallel_size is {context_parallel_size}, but {ranks} of {tensor_parallel_size} ranks "
-            f"(tensor_parallel_size) have the same one of {config.num_kv_heads} key-value heads; with this model "
-            f"and so many ranks it can be {', '.join(map(str, possible))}"
+            f"context_parallel_size is {context_parallel_size}, but the number of ranks with the same key-value "
+            f"head is {possible[-1]} (tensor_parallel_size is {tensor_parallel_size}, and the model has "
+            f"{config.num_kv_heads}); it can be {', '.join(map(str, possible))}"
         )
+
+
+def sizes_for_context(config: ModelConfig, context_parallel_size: int) -> list[int]:
+    """Return the numbers of ranks that can share a model evenly and divide a request's KV into so many parts.
+
+    Raises ValueError if there are none.
+    """
+    sizes = possible_sizes(config)
+    if context_parallel_size == 1:
+        return sizes
+    found = [size for size in sizes if context_parallel_size in _possible_contexts(config, size)]
+    check_context(config, (found or sizes)[-1], context_parallel_size)
+    return found
+
+
+def _possible_contexts(config: ModelConfig, tensor_parallel_size: int) -> list[int]:
+    ranks = max(1, tensor_parallel_size // config.num_kv_heads)
+    return [size for size in range(1, ranks + 1) if ranks % size == 0]
 
 
 def _divides(config: ModelConfig, size: int, splits_experts: bool) -> bool:

@@ -47,6 +47,7 @@ def load_with_draft_model(
             speculation=None,
             tensor_parallel_size=1,
             context_parallel_size=1,
+            page_size=config.page_tokens,
             pipeline_parallel_size=1,
             micro_batches=None,
             cuda_graphs="off",  # Graphs are recorded below, on the draft model's own pages.
@@ -64,7 +65,7 @@ def load_with_draft_model(
         draft = draft.with_pages(settings.kv_pages + is_graphed) if is_graphed else draft
         runner = load_runner(config, launcher=launcher, draft_bytes=reserved)
     else:
-        runner = load_runner(config, draft.kv_bytes_per_token, launcher, reserved)
+        runner = load_runner(config, draft.kv_bytes_per_token * config.context_parallel_size, launcher, reserved)
         draft = draft.with_pages(runner.num_pages + is_graphed)
     if is_graphed:
         add_draft_graphs(config, draft, CudaCapture(draft.device), reserved)

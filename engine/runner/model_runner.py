@@ -243,8 +243,8 @@ class ModelRunner:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV per token, in all layers. Ranks that divide KV have different tokens: their mean."""
-        return self.model_config.kv_bytes_per_token(self.kv_dtype.itemsize) // self._ranks.context_size
+        """Bytes of KV per token, in all layers."""
+        return self.model_config.kv_bytes_per_token(self.kv_dtype.itemsize)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Prepare a step and compute it immediately."""

@@ -77,7 +77,7 @@ class EngineConfig(SchedulerSettings):
     """With `context_parallel_size`: a prompt's step of at least so many tokens passes the earlier KV from rank to
     rank (ring attention); one of fewer tokens sends its queries instead. 1 to 2**20."""
     page_size: int = 16
-    """Tokens per KV page, 1 to 256. With `context_parallel_size`, each rank has an equal part of a page."""
+    """Tokens per KV page, 1 to 256; with `context_parallel_size`, those that each rank has of a page."""
     kv_pages: int | None = None
     """KV pages to allocate; None sizes them from `kv_memory_share`."""
     kv_memory_share: float = 0.25
@@ -190,11 +190,6 @@ class EngineConfig(SchedulerSettings):
                 f"tensor_parallel_size {self.tensor_parallel_size}: ranks with the same key-value heads divide "
                 "the KV of a request; set tensor_parallel_size to a multiple, or leave context_parallel_size out"
             )
-        if self.page_size % self.context_parallel_size:
-            raise ValueError(
-                f"page_size is {self.page_size}, which context_parallel_size {self.context_parallel_size} does "
-                "not divide: each rank has an equal part of a page; set page_size to a multiple"
-            )
         for name in (
             "max_running",
             "max_step_tokens",
@@ -269,6 +264,11 @@ class EngineConfig(SchedulerSettings):
     def num_ranks(self) -> int:
         """Processes that share the model: those of each stage, in all stages."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a KV page on all ranks together that divide the KV of a request."""
+        return self.page_size * self.context_parallel_size
 
     @property
     def num_micro_batches(self) -> int:

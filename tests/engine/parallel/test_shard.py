@@ -12,7 +12,7 @@ import torch
 from engine.loading.weights import load_decoder
 from engine.model_config.config import ModelConfig
 from engine.parallel.collective import Collective
-from engine.parallel.shard import Shard, check_context, check_divides
+from engine.parallel.shard import Shard, check_context, check_divides, sizes_for_context
 from engine.ranks.load_on_ranks import load_on_ranks
 from engine.ranks.rank_group import check_alike
 from engine.settings.config import EngineConfig
@@ -97,8 +97,8 @@ def test_ranks_with_the_same_key_value_head_divide_its_kv(
             check_context(config, ranks, size)
             accepted.append(size)
         except ValueError as error:
-            *_, said = str(error).partition(f"{max(1, ranks // 2)} of {ranks} ranks")
-            assert said.endswith(f"it can be {', '.join(map(str, possible))}"), error
+            said = f"head is {max(1, ranks // 2)} (tensor_parallel_size is {ranks}, and the model has 2); "
+            assert str(error).endswith(f"{said}it can be {', '.join(map(str, possible))}")
     assert accepted == possible
 
 
@@ -114,6 +114,15 @@ def test_kv_of_windows_and_chunks_is_not_divided(name: str, said: str) -> None:
     check_context(config, 16, 1)
     with pytest.raises(ValueError, match=f"context_parallel_size is 2, but .*{said}"):
         check_context(config, 16, 2)
+
+
+def test_the_numbers_of_ranks_that_divide_the_kv_are_those_that_pass_both_checks(config: ModelConfig) -> None:
+    assert [sizes_for_context(config, parts) for parts in (1, 2, 4)] == [[1, 2, 4, 8], [4, 8], [8]]
+    with pytest.raises(ValueError, match=r"is 8, but .* head is 4 \(.* is 8, .* has 2\); .* 1, 2, 4$"):
+        sizes_for_context(config, 8)
+    windowed = ModelConfig.from_json(PUBLISHED["openai/gpt-oss-20b"], {}, "gpt-oss")
+    with pytest.raises(ValueError, match="a window or a chunk"):
+        sizes_for_context(windowed, 2)
 
 
 def test_kv_of_different_heads_is_not_divided(config: ModelConfig) -> None:

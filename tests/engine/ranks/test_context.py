@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from engine.loading.check_model import check_model
-from engine.ranks.runner import ParallelRunner
 from engine.values.sampling_params import SamplingParams
 from tests.engine.support.engines_on_ranks import PROMPTS, Layout, ranks_config, run_on_ranks, tokens_of_each
 from tests.engine.support.oracle import Tiny, random_ids, tiny_models
@@ -62,12 +61,12 @@ def test_parts_of_kv_give_the_tokens_of_the_whole(
     assert tokens_of_each(shared) == on_one_rank(family)
 
 
-@pytest.mark.parametrize("page_size", [4, 12, 256])
+@pytest.mark.parametrize("page_size", [1, 3, 64])
 def test_parts_of_small_and_of_large_pages(tiny: Tiny, page_size: int) -> None:
-    """Of a page of 256 positions, short requests have all theirs on the first ranks."""
+    """Four ranks have 64 positions each of a page of 256: short requests have all theirs on the first ranks."""
     prompts = [random_ids(seed, length) for seed, length in enumerate((1, 5, 70, 200))]
     alone, _ = run_on_ranks(tiny("mqa"), 1, prompts)
-    sizes: dict[str, Any] = {"page_size": page_size, "kv_pages": 1024 // page_size, "ring_attention_tokens": 20}
+    sizes: dict[str, Any] = {"page_size": page_size, "kv_pages": 256 // page_size, "ring_attention_tokens": 20}
     shared, _ = run_on_ranks(tiny("mqa"), Layout(4, parts=4), prompts, **sizes)
     assert tokens_of_each(shared) == tokens_of_each(alone)
 
@@ -81,16 +80,14 @@ def test_a_rank_has_memory_for_its_part_only(tiny: Tiny) -> None:
     }
     _, whole = run_on_ranks(tiny("mqa"), 4, PROMPTS[:1], **settings)
     _, parts = run_on_ranks(tiny("mqa"), Layout(4, parts=4), PROMPTS[:1], **settings)
-    of_whole, of_parts = (cast("ParallelRunner", engine.runner).kv_bytes_per_token for engine in (whole, parts))
-    assert of_whole == 4 * of_parts
-    assert parts.cache.num_pages == pytest.approx(4 * whole.cache.num_pages, rel=0.2)
+    assert parts.cache.num_pages == pytest.approx(whole.cache.num_pages, rel=0.1)
+    assert parts.cache.page_size == 4 * whole.cache.page_size
 
 
 @pytest.mark.parametrize(
     ("family", "settings", "said"),
     [
-        ("qwen3", {"context_parallel_size": 4}, "context_parallel_size is 4, but 2 of 4 ranks .* can be 1, 2"),
-        ("qwen3", {"context_parallel_size": 2, "page_size": 15}, "page_size is 15, which context_parallel_size 2"),
+        ("qwen3", {"context_parallel_size": 4}, "context_parallel_size is 4, but .* head is 2 .* can be 1, 2"),
         (
             "gpt_oss",
             {"context_parallel_size": 4},
@@ -106,7 +103,7 @@ def test_what_cannot_be_divided_is_refused(tiny: Tiny, family: str, settings: di
 
 def test_a_check_refuses_what_the_start_refuses(tiny: Tiny) -> None:
     config = ranks_config(tiny("qwen3"), Layout(4, parts=4))
-    with pytest.raises(ValueError, match="context_parallel_size is 4, but 2 of 4 ranks"):
+    with pytest.raises(ValueError, match="context_parallel_size is 4, but"):
         check_model(config)
 
 
@@ -116,7 +113,7 @@ def test_preempted_requests_continue_with_the_same_tokens(tiny: Tiny, family: st
     """Memory holds about two of six requests: every rank swaps its part of their KV out and in."""
     prompts = [random_ids(20 + index, 25 + index) for index in range(6)]
     params = SamplingParams(temperature=0, max_tokens=20)
-    sizes: dict[str, Any] = {"kv_pages": 14, "page_size": 8, "max_running": 6, "host_kv_gib": 2**-6}
+    sizes: dict[str, Any] = {"kv_pages": 14, "page_size": 4, "max_running": 6, "host_kv_gib": 2**-6}
     sizes["preemption"] = preemption
     alone, _ = run_on_ranks(tiny(family), 1, prompts, params)
     shared, engine = run_on_ranks(tiny(family), Layout(2, parts=2), prompts, params, **sizes)
