@@ -67,10 +67,6 @@ def why_no_pieces(config: EngineConfig, device: torch.device, model: ModelConfig
         return "cuda_graphs is off"
     if device.type != "cuda":
         return f"CUDA graphs are for GPUs, not for {device}"
-    if config.pipeline_parallel_size > 1:
-        return (
-            f"the stages of a pipeline (pipeline_parallel_size {config.pipeline_parallel_size}) run without graphs"
-        )
     return None if model is None else why_not_model(model)
 
 
@@ -85,10 +81,10 @@ def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple
 
 
 def piece_tokens(config: EngineConfig, model: ModelConfig, *, is_draft_model: bool = False) -> int:
-    """Return the most tokens of a step with prompts that is replayed, as a whole or in pieces; 0 if KV is divided
-    among ranks (`engine/attention/context_parallel.py`), for which prompts need the host.
+    """Return the most tokens of a step with prompts that is replayed, as a whole or in pieces; 0 in stages of
+    a pipeline, and if ranks divide KV (`engine/attention/context_parallel.py`), for which prompts need the host.
     """
-    if config.context_parallel_size > 1 and not is_draft_model:
+    if max(config.context_parallel_size, config.pipeline_parallel_size) > 1 and not is_draft_model:
         return 0
     chosen = _tokens_while_launching(model) if config.graph_tokens is None else config.graph_tokens
     return min(chosen, config.max_step_tokens)

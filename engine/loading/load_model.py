@@ -236,7 +236,7 @@ class _Loading:
         """Record the graphs now, or let the first steps that use them record them."""
         config, capture = self._config, CudaCapture(self._device)
         kinds: list[Graphs] = []
-        if self._not_graphed is None:
+        if self._not_graphed is None and self._ranks.stage.count == 1:
             kinds.append(runner.add_graphs(config.max_running, capture))
         widths = draft_widths(config)
         most = piece_tokens(config, self._model)

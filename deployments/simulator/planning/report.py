@@ -75,13 +75,12 @@ def warnings(plan: CapacityPlan) -> list[str]:
             if use.share > 1
         ]
         found.append(
-            "No pipeline has run on GPUs yet, and stages run without CUDA graphs: steps of few requests take "
-            "longer than estimated."
+            "No pipeline has run on GPUs yet. The time to start transfers between stages is not estimated."
         )
     if replica.cp > 1:
         found.append(
-            "KV in parts has not run on several GPUs yet. The time to start the exchanges, two in each layer of a "
-            "decode step, is not estimated."
+            "KV in parts has not run on several GPUs yet. The time to start the exchanges, three in each layer of "
+            "a decode step, is not estimated."
         )
     return found
 

@@ -49,7 +49,15 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "overlap"), [(Layout(2), True), (Layout(4), False), (Layout(4, parts=2), True)], ids=str
+    ("layout", "overlap"),
+    [
+        (Layout(2), True),
+        (Layout(4), False),
+        (Layout(4, parts=2), True),
+        (Layout(1, stages=2), True),
+        (Layout(2, stages=2), False),
+    ],
+    ids=str,
 )
 def test_ranks_that_replay_get_the_tokens_of_one_that_does_not(
     model: Path, recordings: list[Recording], layout: Layout, overlap: bool
@@ -65,7 +73,9 @@ def test_ranks_that_replay_get_the_tokens_of_one_that_does_not(
         shared, _ = run_on_ranks(model, layout, PROMPTS, params, overlap=overlap, **LIMITED)
         assert tokens_of_each(shared) == tokens_of_each(alone)
         replayed = [recording.num_replayed for recording in recordings]
-        assert len(replayed) == layout.size and min(replayed) >= 8, "every rank replays what rank 0 does"
+        assert len(replayed) == layout.size * layout.stages and min(replayed) >= 8, (
+            "every rank replays what rank 0 does"
+        )
         assert len(set(replayed)) == 1
 
 
