@@ -82,7 +82,7 @@ def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple
 
 def piece_tokens(config: EngineConfig, model: ModelConfig, *, is_draft_model: bool = False) -> int:
     """Return the most tokens of a step with prompts that is replayed, as a whole or in pieces; 0 in stages of
-    a pipeline, and if ranks divide KV (`engine/attention/context_parallel.py`), for which prompts need the host.
+    a pipeline, and if ranks divide KV (`engine/parallel/context_attention.py`), for which prompts need the host.
     """
     if max(config.context_parallel_size, config.pipeline_parallel_size) > 1 and not is_draft_model:
         return 0

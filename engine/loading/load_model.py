@@ -11,7 +11,6 @@ import torch
 from engine.attention.base import AttentionBackend, AttentionShape, choose_backend
 from engine.attention.by_heads import AttentionByHeads, KVShape
 from engine.attention.chunked import ChunkedAttention
-from engine.attention.context_parallel import ContextParallelAttention
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import FP8, KVPages
 from engine.attention.layer_groups import GroupedAttention, shapes
@@ -52,6 +51,7 @@ from engine.model_files.model_directory import fingerprint, resolve_model
 from engine.models.decoder import Decoder
 from engine.models.native_decoder import NativeDecoder, unsupported
 from engine.parallel.collective import ALONE, Collective
+from engine.parallel.context_attention import ContextParallelAttention
 from engine.runner.model_runner import ModelRunner
 from engine.runner.stage_runner import StageRunner
 from engine.settings.config import EngineConfig

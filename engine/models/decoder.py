@@ -18,7 +18,6 @@ from torch import nn
 from engine.attention.base import AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.chunked import ChunkedStep
-from engine.attention.context_parallel import step_written, whole_slots
 from engine.attention.kv_pages import UNSCALED, KVPages
 from engine.attention.layer_groups import steps_of
 from engine.attention.state_slots import LayerState
@@ -36,6 +35,7 @@ from engine.models.mlp import MLP
 from engine.models.select_operations import operations_for
 from engine.models.variations import later_scales, norm_all_heads, normed_heads, scaled_logits, with_normed_values
 from engine.parallel.collective import ALONE, Collective
+from engine.parallel.context_attention import step_written, whole_slots
 from engine.parallel.vocabulary import embed
 
 

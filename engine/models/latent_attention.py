@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 from engine.attention.base import AttentionStep
-from engine.attention.context_parallel import step_written
 from engine.attention.kv_pages import UNSCALED, store_kv
 from engine.layers.linear import Rounded, rounds
 from engine.layers.operations import Operations
 from engine.model_config.config import ModelConfig
 from engine.model_parts.parts import LatentAttentionConfig
+from engine.parallel.context_attention import step_written
 
 _EPS = 1e-6
 """Epsilon of the norms of compressed queries and keys, independent of the model's other norms."""

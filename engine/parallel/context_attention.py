@@ -201,7 +201,7 @@ class _New:
     ) -> None:
         """`stored`: the slot of each of the step's tokens in the layer's pages."""
         self.rows, self._stored, self._page_size = _Rows(batch, all_rows, numbers), stored, page_size
-        # The pages of a row hold only its tokens; those of single tokens are packed, because nobody reads them.
+        # The pages of a row hold only its tokens. Single tokens, which are not read here, are packed.
         counts = [row.num_tokens for row in self.rows.rows]
         sizes = [-(-count // page_size) for count in counts]
         singles = sum(row.num_tokens == 1 for row in all_rows)
