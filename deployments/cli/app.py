@@ -141,6 +141,14 @@ def serve(
             show_default="the file's, or 1",
         ),
     ] = None,
+    context_parallel: Annotated[
+        int | None,
+        typer.Option(
+            help="Parts of a request's KV, on GPUs with the same key-value heads.",
+            min=1,
+            show_default="the file's, or 1",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the settings in effect, each with its reason, and end.")
     ] = False,
@@ -163,6 +171,7 @@ def serve(
         replicas=replicas,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
+        context_parallel=context_parallel,
         dry_run=dry_run,
         quiet=quiet,
         verbose=verbose,
@@ -335,6 +344,10 @@ def info(
         int,
         typer.Option(help="Stages of a pipeline: show the layers of each.", min=1, rich_help_panel=_ENGINE),
     ] = 1,
+    context_parallel: Annotated[
+        int,
+        typer.Option(help="Parts of a request's KV: show what each GPU keeps.", min=1, rich_help_panel=_ENGINE),
+    ] = 1,
 ) -> None:
     """Show a model's size, what a token of KV costs, how many pages fit and what computes. Loads no weights."""
     from deployments.cli.info import run
@@ -345,6 +358,7 @@ def info(
         dtype=dtype.value,
         device=device.value,
         pipeline_parallel=pipeline_parallel,
+        context_parallel=context_parallel,
     )
 
 
@@ -417,6 +431,14 @@ def plan(
             help="Steps in flight in a pipeline.", min=1, show_default="the stages", rich_help_panel=_ENGINE
         ),
     ] = None,
+    context_parallel: Annotated[
+        int,
+        typer.Option(
+            help="Parts of a request's KV, on GPUs with the same key-value heads.",
+            min=1,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = 1,
     hosts: Annotated[
         int, typer.Option(help="Most hosts for the stages of a replica.", min=1, rich_help_panel=_FLEET)
     ] = 8,
@@ -439,6 +461,15 @@ def plan(
             help="GB/s from one stage to the next: 12.5 is 100 Gb/s.", min=0.001, rich_help_panel=_ASSUMED
         ),
     ] = 12.5,
+    peer_gb_s: Annotated[
+        float | None,
+        typer.Option(
+            help="GB/s that a GPU receives from others of its host.",
+            min=0.001,
+            show_default="the GPU's",
+            rich_help_panel=_ASSUMED,
+        ),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="A config.json to use instead of the model's.", show_default=False)
     ] = None,
@@ -471,8 +502,11 @@ def plan(
         },
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
+        context_parallel=context_parallel,
         hosts=hosts,
-        assumed=Assumptions(bandwidth_efficiency, mfu, reserve_gib, max_weight_share, gpus_per_host, link_gb_s),
+        assumed=Assumptions(
+            bandwidth_efficiency, mfu, reserve_gib, max_weight_share, gpus_per_host, link_gb_s, peer_gb_s
+        ),
         request=RequestShape(prompt_tokens, output_tokens, hit_rate),
         count=count,
         requests_per_s=requests_per_s,

@@ -30,6 +30,7 @@ from engine.model_config.layer_groups import LayerGroups
 from engine.model_files.json_files import parse_json
 from engine.model_files.model_directory import resolve_metadata
 from engine.parallel.division import stages_of
+from engine.parallel.shard import Shard, check_context, sizes_for_context
 from engine.parallel.stage import WHOLE, Stage
 from engine.settings.config import GPU_DEFAULTS, DType, EngineConfig
 
@@ -49,30 +50,45 @@ _USUAL_HEADS = 32, 8, 128
 """Query heads, key-value heads and their dimension in 8B models, to describe a machine without a model."""
 
 
-def run(model: str | None, *, page_size: int, dtype: str, device: str, pipeline_parallel: int = 1) -> None:
-    """Print the table. Raises UserError for a missing or unsupported model, or one without so many stages."""
+def run(
+    model: str | None,
+    *,
+    page_size: int,
+    dtype: str,
+    device: str,
+    pipeline_parallel: int = 1,
+    context_parallel: int = 1,
+) -> None:
+    """Print the table. Raises UserError for a missing or unsupported model, or one without so many stages or parts
+    of a request's KV.
+    """
     if model is None:
         if pipeline_parallel > 1:
             raise UserError("--pipeline-parallel divides a model's layers: name the model", 2)
+        if context_parallel > 1:
+            raise UserError("--context-parallel divides a model's KV: name the model", 2)
         Console().print(describe_machine(machine(device), page_size, dtype))
         return
     try:
-        here = machine(device)
-        on_gpu = GPU_DEFAULTS if here.device == "cuda" else {}
-        config = EngineConfig(
-            model=model,
-            page_size=page_size,
-            dtype=cast(DType, dtype),
-            pipeline_parallel_size=pipeline_parallel,
-            **on_gpu,
-        )
-        directory = resolve_metadata(model)
+        here, directory = machine(device), resolve_metadata(model)
         facts = model_facts(directory)
         if isinstance(facts, EncoderConfig):
             if pipeline_parallel > 1:
                 raise UserError(f"{facts.architecture} is an encoder, which runs in one stage", 2)
+            if context_parallel > 1:
+                raise UserError(f"{facts.architecture} is an encoder, which keeps no KV", 2)
             table = describe_encoder(model, directory, facts)
         else:
+            on_gpu = GPU_DEFAULTS if here.device == "cuda" else {}
+            config = EngineConfig(
+                model=model,
+                page_size=page_size,
+                dtype=cast(DType, dtype),
+                tensor_parallel_size=sizes_for_context(facts, context_parallel)[0],
+                pipeline_parallel_size=pipeline_parallel,
+                context_parallel_size=context_parallel,
+                **on_gpu,
+            )
             table = describe(model, directory, facts, config, here)
     except ValueError as error:  # ModelLoadError is one
         raise UserError(one_line(error)) from None
@@ -130,15 +146,21 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
         table.add_row("weights on disk", _weights_on_disk(directory, facts))
     table.add_row("weights in memory", f"{size_text(weight_bytes)} as {kinds}")
     table.add_row("KV per token", f"{per_token:,} bytes")
-    table.add_row("KV per page", f"{size_text(per_token * config.page_size)} ({config.page_size} tokens)")
+    table.add_row("KV per page", f"{size_text(per_token * config.page_tokens)} ({config.page_tokens} tokens)")
     if len(stages) > 1:
         for stage, weights in zip(stages, weights_of_stages, strict=True):
             table.add_row(f"  stage {stage.number}", _stage(facts, stage, weights, element))
     on_gpus = facts.dtype if config.dtype == "auto" else dtype
+    if config.context_parallel_size > 1:
+        table.add_row("  in parts", _parts(facts, config, element))
     _add_computing(table, facts, config.page_size, dtype, on_gpus, machine.device)
-    if len(stages) > 1:
-        plan = f"raydix plan {model} --pipeline-parallel {len(stages)}"
-        table.add_row("KV pages", Text(f"on devices for {len(stages)} stages: see {plan}"))
+    if config.num_ranks > 1:
+        plan = f"raydix plan {model}"
+        if len(stages) > 1:
+            plan = f"{plan} --pipeline-parallel {len(stages)}"
+        if config.context_parallel_size > 1:
+            plan = f"{plan} --context-parallel {config.context_parallel_size}"
+        table.add_row("KV pages", Text(f"on {config.num_ranks} devices or more: see {plan}"))
     else:
         _add_pages(table, facts, config, machine, element)
     _add_unused(table, directory, facts)
@@ -162,6 +184,20 @@ def _stage(facts: ModelConfig, stage: Stage, weight_bytes: int, element: int) ->
     text = f"{names}: {size_text(weight_bytes)} of weights{tables}"
     text = f"{text}, {own.kv_bytes_per_token(element):,} bytes of KV per token"
     return f"{text}, {size_text(states)} for each state" if (states := own.state_bytes(element)) else text
+
+
+def _parts(facts: ModelConfig, config: EngineConfig, element: int) -> str:
+    """Describe the part of a request's KV that each rank keeps. Raises ValueError if ranks cannot divide it."""
+    parts, ranks = config.context_parallel_size, config.tensor_parallel_size
+    check_context(facts, ranks, parts)
+    own = Shard(0, ranks).of(facts)
+    per_token, heads = own.kv_bytes_per_token(element), f"{own.num_kv_heads} of {facts.num_kv_heads}"
+    others = ", ".join(str(size) for size in sizes_for_context(facts, parts) if size != ranks)
+    return (
+        f"{parts}, on ranks with the same key-value head. With tensor_parallel_size {ranks}"
+        f"{f' (or {others})' if others else ''}, a rank has {heads} heads and keeps {config.page_size} tokens of "
+        f"each page: on average {per_token / parts:,.0f} bytes per token instead of {per_token:,}"
+    )
 
 
 def _saved(kept: KeptBlocks, element: int) -> int:

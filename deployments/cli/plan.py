@@ -29,6 +29,7 @@ def run(
     engine: Mapping[str, Any],
     tensor_parallel: int | None,
     pipeline_parallel: int | None,
+    context_parallel: int,
     hosts: int,
     assumed: Assumptions,
     request: RequestShape,
@@ -42,6 +43,7 @@ def run(
 
     `engine` has settings of `EngineConfig`. With `tensor_parallel` None, as few GPUs as hold the model share it,
     on up to `hosts` hosts, and with `pipeline_parallel` None they are stages only if one host does not hold it.
+    `context_parallel` of them with the same key-value heads divide the KV of a request.
     """
     if count is not None and requests_per_s is not None:
         raise UserError("--count and --requests-per-s exclude each other: give either the replicas or the load", 2)
@@ -52,7 +54,9 @@ def run(
             model=model.name,
             device="cuda",
             max_step_tokens=step_tokens,
+            tensor_parallel_size=tensor_parallel or context_parallel,
             pipeline_parallel_size=pipeline_parallel or 1,
+            context_parallel_size=context_parallel,
             **engine,
         )
         if tensor_parallel is None:

@@ -9,6 +9,7 @@ from deployments.cli.units import count_text, seconds_text, size_text
 from deployments.simulator.planning.replica import RUNS_WEIGHT_TYPES, ReplicaPlan
 from deployments.simulator.planning.report import (
     CapacityPlan,
+    exchange,
     figures,
     full_batch,
     warnings,
@@ -75,7 +76,10 @@ def _replica(plan: CapacityPlan) -> Table:
     table.add_row("weights on each" if len(replica.stages) == 1 else "most weights", size_text(most), weights)
     table.add_row("reserve", f"{assumed.reserve_gib:.1f} GiB", "CUDA and a step's tensors: assumed, then measured")
     table.add_row("left for KV", size_text(replica.free_bytes * engine.kv_memory_share), _share(plan))
-    table.add_row("KV pages", f"{replica.num_pages:,}", f"of {engine.page_size} tokens")
+    table.add_row("KV pages", f"{replica.num_pages:,}", f"of {engine.page_tokens} tokens")
+    if replica.cp > 1:
+        of_a_page = f"GPUs with the same heads keep one each: {engine.page_size} tokens of a page"
+        table.add_row("KV in parts", str(replica.cp), of_a_page)
     num_tokens = plan.request.num_tokens
     if slots := replica.num_state_slots:
         each = (
@@ -139,13 +143,23 @@ def _speed(plan: CapacityPlan) -> Table:
         step = replica.decode_step_s(running, request.context)
         table.add_row(f"decode step, {running:,} running", f"~{seconds_text(step)}", bandwidth)
         table.add_row("  tokens/s", f"~{running / step:,.0f}", "running / step")
-    rate = replica.prefill_tokens_per_s(request.prompt_tokens)
+    rate = replica.prefill_tokens_per_s(request.prompt_tokens, request.uncached_tokens)
     flops = f"{replica.gpu.bf16_tflops:,g} TFLOPS x {replica.assumed.mfu:g} / (2 x parameters + attention)"
     table.add_row("prefill tokens/s", f"~{rate:,.0f}", flops if pipeline is None else f"{flops}, or a link's")
     alone = replica.ttft_s_alone(request.uncached_tokens, request.prompt_tokens)
     table.add_row(
         "TTFT without others", f"~{seconds_text(alone)}", f"{request.uncached_tokens:,.0f} tokens and a step"
     )
+    if (context := exchange(plan)) is not None:
+        of_link = f"of the {replica.peer_gb_s:g} GB/s of --peer-gb-s: queries and partial results"
+        table.add_row(
+            "exchange, decode", f"~{context.decode.gb_per_s:.2g} GB/s", f"{context.decode.share:.0%} {of_link}"
+        )
+        if context.is_prefill_hidden:
+            of_link = "of it: earlier KV, while attention computes"
+        table.add_row(
+            "exchange, prefill", f"~{context.prefill.gb_per_s:.2g} GB/s", f"{context.prefill.share:.0%} {of_link}"
+        )
     if pipeline is None:
         return table
     burst = f"(stages - 1) / {pipeline.micro_batches} micro-batches: the pipeline fills and empties"

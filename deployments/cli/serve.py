@@ -117,6 +117,7 @@ def run(
     replicas: int | None,
     tensor_parallel: int | None,
     pipeline_parallel: int | None,
+    context_parallel: int | None,
     dry_run: bool,
     quiet: bool,
     verbose: bool,
@@ -126,7 +127,7 @@ def run(
     With `dry_run`, print the settings in effect instead, or raise the same errors.
     """
     console = Console(stderr=True)
-    overrides = Overrides(host, port, model, replicas, tensor_parallel, pipeline_parallel)
+    overrides = Overrides(host, port, model, replicas, tensor_parallel, pipeline_parallel, context_parallel)
     config = load(path, overrides)
     cluster = os.environ.get("RAY_ADDRESS")
     set_environment()

@@ -33,7 +33,7 @@ EMBEDDED_MODEL: dict[str, Any] = {
 }
 """Config that is served without a file, equal to the deployments.yaml that comes with the source."""
 
-_MODEL_OPTIONS = "--model, --replicas, --pipeline-parallel and --tensor-parallel"
+_MODEL_OPTIONS = "--model, --replicas, --pipeline-parallel, --context-parallel and --tensor-parallel"
 
 
 _EXPECTED = (
@@ -52,12 +52,13 @@ class Overrides:
     replicas: int | None = None
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
+    context_parallel: int | None = None
 
     @property
     def of_a_model(self) -> bool:
         """Whether any of them needs a config with one model."""
-        options = self.model, self.replicas, self.tensor_parallel, self.pipeline_parallel
-        return any(each is not None for each in options)
+        sizes = self.replicas, self.tensor_parallel, self.pipeline_parallel, self.context_parallel
+        return any(each is not None for each in (self.model, *sizes))
 
     @property
     def paths(self) -> dict[str, str]:
@@ -65,6 +66,7 @@ class Overrides:
         names = {"engine.model": "model", "engines.count": "replicas", "ingresses.host": "host"}
         names |= {"ingresses.port": "port", "engine.tensor_parallel_size": "tensor_parallel"}
         names |= {"engine.pipeline_parallel_size": "pipeline_parallel"}
+        names |= {"engine.context_parallel_size": "context_parallel"}
         return {
             path: f"--{name.replace('_', '-')}" for path, name in names.items() if getattr(self, name) is not None
         }
@@ -199,6 +201,7 @@ def _override(application: dict[str, Any], overrides: Overrides) -> None:
     sizes = {
         "tensor_parallel_size": overrides.tensor_parallel,
         "pipeline_parallel_size": overrides.pipeline_parallel,
+        "context_parallel_size": overrides.context_parallel,
     }
     if given := {name: size for name, size in sizes.items() if size is not None}:
         args["engine"] = {**(args.get("engine") or {}), **given}

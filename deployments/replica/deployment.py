@@ -138,7 +138,7 @@ class EngineReplica:
         self.notices = NoticeWatcher(settings.drain, self.replica)
         is_leaving = lambda: self.notices.is_leaving or is_stopping()  # noqa: E731
         self.intake = Intake(self.engine, self._drain, is_leaving)
-        self._work = WorkMeter(config.page_size, config.max_running, time.monotonic())
+        self._work = WorkMeter(config.page_tokens, config.max_running, time.monotonic())
         metrics = Metrics(config.name, self.replica, "engine")
         self._metrics = EngineMetrics(metrics)
         self._metrics.describe(**_build_info(self.engine))
@@ -394,7 +394,7 @@ class _Call:
 def _load_rates(engine: Engine) -> tuple[float, ...]:
     """Return the tokens/s that host memory, and files, give back, if there are any."""
     seconds = (engine.runner.host_memory.page_seconds, engine.runner.lower_tier.page_seconds)
-    return tuple(engine.config.page_size / each for each in takewhile(bool, seconds))
+    return tuple(engine.config.page_tokens / each for each in takewhile(bool, seconds))
 
 
 def _build_info(engine: Engine) -> dict[str, Any]:

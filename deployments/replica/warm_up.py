@@ -55,7 +55,7 @@ async def warm_up(engine: Engine, hub: Any, settings: WarmUpSettings) -> Precomp
         return Precomputed()
     try:
         num_pages = engine.cache.num_pages * settings.max_kv_share - engine.cache.num_shared_pages
-        max_tokens = int(max(num_pages, 0) * engine.config.page_size)
+        max_tokens = int(max(num_pages, 0) * engine.config.page_tokens)
         with timeout(settings.ask_timeout_s):
             prefixes = await hub.hot_prefixes.remote(engine.config.name, max_tokens)
         done = await asyncio.to_thread(compute_prefixes, engine, prefixes, settings.max_seconds)

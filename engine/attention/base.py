@@ -38,6 +38,8 @@ class AttentionShape:
     """Whether rows whose page tables begin alike attend to their shared prefix together, if the backend can."""
     latent: int | None = None
     """How many of a key's numbers are also its value, and the size of a head's result; None: separate values."""
+    needs_sums: bool = False
+    """Whether the backend has to return the sums of its weights, too (`StepWithSums`)."""
 
     @classmethod
     def of(
@@ -104,6 +106,19 @@ class AttentionStep(Protocol):
         """
 
 
+class StepWithSums(AttentionStep, Protocol):
+    """A step whose results can be merged with those of other positions (context parallelism)."""
+
+    def attend_with_sums(
+        self, pages: torch.Tensor, query: torch.Tensor, scales: KVScales = UNSCALED
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the attention of one layer without a window or sinks, as `attend` does.
+
+        Returns [N, num_heads, value_dim], and the logarithms of the sums of the weights before they are
+        normalised, float32 [N, num_heads]: for a token that sees no position, zeros and -inf.
+        """
+
+
 class AttentionBackend(Protocol):
     """Attention over paged KV for one model on one device. Holds no state of any batch."""
 
@@ -167,6 +182,8 @@ _BACKENDS = (
     ("reference", "engine.attention.reference", "ReferenceAttention"),
 )
 """Name, module and class of each backend, the best first. A module is imported only when it is considered."""
+_WITH_SUMS = ("triton", "reference")
+"""Backends whose steps are `StepWithSums`."""
 _OURS = "triton"
 _LAST_ON_CPUS = _OURS
 """Backend that is considered last on CPUs, where it runs in an interpreter for tests."""
@@ -268,6 +285,8 @@ def consider(
         try:
             backend = cast("type[AttentionBackend]", getattr(import_module(module), class_name))
             reason = backend.unavailable(shape, dtype, device)
+            if shape.needs_sums and label not in _WITH_SUMS:
+                reason = "it does not return the sums by which parts of a request's KV are merged"
         except ImportError as error:
             reason = str(error)
         yield label, backend if reason is None else reason

@@ -28,7 +28,8 @@ Ints = npt.NDArray[np.int64]
 class AttentionBatch:
     """The ragged batch of one step. R rows, N tokens, P pages in the longest page table.
 
-    A row attends from its chunk's positions to all of its positions so far: causal, including the chunk.
+    A row attends from its chunk's positions to all of its positions so far: causal, including the chunk (unless
+    `is_causal` says otherwise).
     """
 
     num_decodes: int
@@ -49,6 +50,9 @@ class AttentionBatch:
     """int64 [N]: each token's position in its request."""
     states: StateBatch | None = None
     """The use of recurrent states; None in a model without any."""
+    is_causal: bool = True
+    """Whether the tokens of a row are the last of its positions, and see only those up to their own; otherwise
+    they see all positions."""
     is_bounded: bool = False
     """Whether lengths on the host are only upper bounds, as in graphs; those on the device are exact."""
     more_tables: torch.Tensor | None = None

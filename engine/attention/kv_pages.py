@@ -58,21 +58,23 @@ class KVPages:
         states: StateSlots | None = None,
         places: Sequence[Place] | None = None,
         num_groups: int = 1,
+        num_spare: int = 0,
     ) -> None:
         """Allocate zeroed pages. On a CPU, the system allocates memory when pages are first written, in units of
         up to 2 MiB for each layer's keys and for its values. `parts`: 2, or 1 if values are part of keys.
 
         `num_layers`: those whose KV is in one page. `places`: each layer's memory, in its group's pages or in
-        `states`; None: all layers are one group.
+        `states`; None: all layers are one group. `num_spare`: pages after the null page, which are never read.
         """
         self.states = states
         self.places = [Place(0, layer) for layer in range(num_layers)] if places is None else places
         self.num_groups = num_groups
         """Groups of layers with page tables of their own."""
-        shape = (num_layers, parts, num_pages + 1, page_size, num_kv_heads, head_dim)
+        shape = (num_layers, parts, num_pages + 1 + num_spare, page_size, num_kv_heads, head_dim)
         self.num_pages = num_pages
         self.page_size = page_size
         self.null_page = num_pages
+        self.num_spare = num_spare
         self.data = (
             untouched_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
             if device.type == "cpu"
@@ -93,15 +95,15 @@ class KVPages:
         device: torch.device,
         states: StateSlots | None = None,
         groups: LayerGroups | None = None,
+        num_spare: int = 0,
     ) -> KVPages:
         """Allocate the pages of a model, or of a rank's share of it. `states`: those of recurrent layers."""
         parts, heads, numbers = model.kv_shape
         num_layers = model.num_kv_layers if groups is None else groups.num_layers
         places = one_group(model) if groups is None else groups.places
         num_groups = 1 if groups is None else groups.num_groups
-        return cls(
-            num_layers, num_pages, page_size, heads, numbers, dtype, device, parts, states, places, num_groups
-        )
+        rest = parts, states, places, num_groups, num_spare
+        return cls(num_layers, num_pages, page_size, heads, numbers, dtype, device, *rest)
 
     def layer(self, index: int) -> torch.Tensor:
         """Return a view of one of a group's layers: [2 or 1, num_pages + 1, page_size, num_kv_heads, head_dim]."""
@@ -131,7 +133,7 @@ class KVPages:
         """Copy the beginnings of pages in all layers; all sources are read before any target is written.
 
         Slots past `num_tokens` are not read before they are overwritten: they are copied or not, whichever is
-        faster.
+        faster. Of a page that several ranks divide, each copies at most its part.
         """
         if not copies:
             return
@@ -140,7 +142,8 @@ class KVPages:
             return
         sources, targets, _ = zip(*copies, strict=True)
         if self._copier is not None and set(sources).isdisjoint(targets):
-            orders = (ctypes.c_int64 * (3 * len(copies)))(*chain.from_iterable(copies))
+            own = [(source, target, min(count, self.page_size)) for source, target, count in copies]
+            orders = (ctypes.c_int64 * (3 * len(own)))(*chain.from_iterable(own))
             self._copier(self.data.data_ptr(), *self._sizes, orders, len(copies))
             return
         pages = on_device(np.array([sources, targets], dtype=np.int64), self.data.device)
@@ -172,6 +175,14 @@ def store_kv(
         if kind.dtype == FP8:
             new = (new.float() / scale).clamp(-MAX_FP8, MAX_FP8).to(FP8)
         _movable(kind).index_copy_(0, slot_mapping, _movable(new))
+
+
+def copy_slots(
+    source: torch.Tensor, source_slots: torch.Tensor, target: torch.Tensor, target_slots: torch.Tensor
+) -> None:
+    """Copy KV at int64 [N] slots of one layer's pages to others of its pages, which may be of different number."""
+    for origin, kind in zip(source.flatten(1, 2), target.view(len(target), -1, *target.shape[3:]), strict=True):
+        _movable(kind).index_copy_(0, target_slots, _movable(origin).index_select(0, source_slots))
 
 
 def gathered(

@@ -51,8 +51,8 @@ class _Block:
     last: int
     first_kv: int
     last_kv: int
-    mask: torch.Tensor
-    """bool [1, group * (last - first), last_kv - first_kv]."""
+    mask: torch.Tensor | None
+    """bool [1, group * (last - first), last_kv - first_kv]; None: each query sees all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +124,13 @@ class ReferenceAttention:
             num_queries, kv_len = batch.query_lens[row], batch.kv_lens_host[row]
             start = kv_len - num_queries
             base = 0 if window is None else max(0, start - window + 1)
-            size = max(1, _MAX_SCORES // (group * (kv_len - base)))
+            size = max(1, _MAX_SCORES // (group * max(1, kv_len - base)))
             blocks = []
             for first in range(0, num_queries, size):
                 last = min(first + size, num_queries)
+                if not batch.is_causal:
+                    blocks.append(_Block(token + first, token + last, 0, kv_len, None))
+                    continue
                 seen = base if window is None else max(base, start + first - window + 1)
                 mask = _causal(start + first, start + last, seen, window, device).repeat(group, 1)
                 blocks.append(_Block(token + first, token + last, seen - base, start + last - base, mask[None]))
@@ -154,14 +157,33 @@ class ReferenceStep:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Implement `AttentionStep.attend`."""
+        return self._attend(pages, query, window, scales, sinks)[0]
+
+    def attend_with_sums(
+        self, pages: torch.Tensor, query: torch.Tensor, scales: KVScales = UNSCALED
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Implement `StepWithSums`."""
+        out, sums = self._attend(pages, query, None, scales, None)
+        return out.unflatten(1, (query.shape[1], -1)), sums
+
+    def _attend(
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        window: int | None,
+        scales: KVScales,
+        sinks: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the results, and the logarithms of the sums of the weights if `AttentionShape.needs_sums`."""
         plan = self._plans[window]
         out = query.new_empty(query.shape[0], query.shape[1] * self._shape.value_dim)
+        sums = query.new_empty(query.shape[:2], dtype=torch.float32)
         for decodes in plan.decodes:
             rows = slice(decodes.first, decodes.last)
-            out[rows] = self._decode(decodes, pages, scales, query[rows], sinks)
+            self._decode(decodes, pages, scales, query[rows], sinks, out[rows], sums[rows])
         for prefill in plan.prefills:
-            self._prefill(prefill, pages, scales, query, sinks, out)
-        return out
+            self._prefill(prefill, pages, scales, query, sinks, out, sums)
+        return out, sums
 
     def _decode(
         self,
@@ -170,15 +192,19 @@ class ReferenceStep:
         scales: KVScales,
         query: torch.Tensor,
         sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
+        out: torch.Tensor,
+        sums: torch.Tensor,
+    ) -> None:
         rows, heads, dim = query.shape
         num_kv_heads = self._shape.num_kv_heads
         grouped = query.reshape(rows, num_kv_heads, heads // num_kv_heads, dim)
         keys, values = gathered(pages, plan.slots, query.dtype, scales, self._shape.latent)
         keys, values = (part.unflatten(0, (rows, -1)).transpose(1, 2) for part in (keys, values))
         per_query = None if sinks is None else sinks.view(num_kv_heads, -1)
-        attended = self._attended(grouped, keys, values, plan.mask, per_query)
-        return attended.reshape(rows, heads * self._shape.value_dim)
+        attended, weights = self._attended(grouped, keys, values, plan.mask, per_query)
+        out[:] = attended.reshape(rows, heads * self._shape.value_dim)
+        if weights is not None:
+            sums[:] = weights.reshape(rows, heads)
 
     def _prefill(
         self,
@@ -188,23 +214,26 @@ class ReferenceStep:
         query: torch.Tensor,
         sinks: torch.Tensor | None,
         out: torch.Tensor,
+        sums: torch.Tensor,
     ) -> None:
         num_kv_heads, dim = self._shape.num_kv_heads, query.shape[2]
         kv = gathered(pages, plan.slots, query.dtype, scales, self._shape.latent)
         row_keys, row_values = (part.transpose(0, 1) for part in kv)
         for block in plan.blocks:
-            size = block.last - block.first
-            grouped = query[block.first : block.last].view(size, num_kv_heads, -1, dim).permute(1, 2, 0, 3)
+            size, tokens = block.last - block.first, slice(block.first, block.last)
+            grouped = query[tokens].view(size, num_kv_heads, -1, dim).permute(1, 2, 0, 3)
             seen = slice(block.first_kv, block.last_kv)
-            attended = self._attended(
+            attended, weights = self._attended(
                 grouped.reshape(1, num_kv_heads, -1, dim),
                 row_keys[None, :, seen],
                 row_values[None, :, seen],
-                block.mask[None],
+                None if block.mask is None else block.mask[None],
                 None if sinks is None else sinks.view(num_kv_heads, -1).repeat_interleave(size, 1),
             )
             ungrouped = attended.view(num_kv_heads, -1, size, self._shape.value_dim).permute(2, 0, 1, 3)
-            out[block.first : block.last] = ungrouped.reshape(size, -1)
+            out[tokens] = ungrouped.reshape(size, -1)
+            if weights is not None:
+                sums[tokens] = weights.view(num_kv_heads, -1, size).permute(2, 0, 1).reshape(size, -1)
 
     def _attended(
         self,
@@ -213,11 +242,13 @@ class ReferenceStep:
         values: torch.Tensor,
         mask: torch.Tensor | None,
         sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return softmax(scores) @ values for query [B, H, Q, D], keys and values [B, H, K, D], sinks [H, Q]."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return softmax(scores) @ values for query [B, H, Q, D], keys and values [B, H, K, D], sinks [H, Q]; and
+        the logarithms of the sums of weights, [B, H, Q], if they are needed.
+        """
         scale, cap = self._shape.scale, self._shape.soft_cap
-        if cap is None and sinks is None:
-            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+        if cap is None and sinks is None and not self._shape.needs_sums:
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale), None
         scores = (query @ keys.transpose(-1, -2)).float() * scale
         if cap is not None:
             scores = cap * torch.tanh(scores / cap)
@@ -226,8 +257,11 @@ class ReferenceStep:
         if sinks is not None:
             sink = sinks.float()[None, :, :, None].expand(len(scores), -1, -1, -1)
             scores = torch.cat((scores, sink), -1)
-        shares = scores.softmax(-1)[..., : keys.shape[2]]
-        return shares.to(values.dtype) @ values
+        if not self._shape.needs_sums:
+            return scores.softmax(-1)[..., : keys.shape[2]].to(values.dtype) @ values, None
+        sums = scores.logsumexp(-1)
+        shares = torch.exp(scores - sums.clamp(min=torch.finfo(torch.float32).min)[..., None])
+        return shares.to(values.dtype) @ values, sums
 
 
 def _slots(block_table: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:

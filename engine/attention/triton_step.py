@@ -52,13 +52,32 @@ class TritonStep:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Implement `AttentionStep.attend`."""
+        return self._attend(pages, query, window, scales, sinks, None)
+
+    def attend_with_sums(
+        self, pages: torch.Tensor, query: torch.Tensor, scales: KVScales = UNSCALED
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Implement `StepWithSums`."""
+        sums = query.new_empty(query.shape[:2], dtype=torch.float32)
+        out = self._attend(pages, query, None, scales, None, sums)
+        return out.view(query.shape), sums
+
+    def _attend(
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        window: int | None,
+        scales: KVScales,
+        sinks: torch.Tensor | None,
+        sums: torch.Tensor | None,
+    ) -> torch.Tensor:
         query = query if query.stride(2) == 1 else query.contiguous()
         out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
         if self._decodes is None and self._extends is None:
             self._lay_out(query.element_size())
         for part in (self._decodes, self._extends):
             if part is not None:
-                part.attend(query, pages, out, window, scales, sinks)
+                part.attend(query, pages, out, window, scales, sinks, sums)
         return out
 
     def _lay_out(self, element_size: int) -> None:
@@ -69,7 +88,9 @@ class TritonStep:
             num_rows += num_spread
             rows = batch.rows_of_tokens(num_rows)
             table = batch.block_table.index_select(0, rows)
-            kv_lens = (batch.positions[: len(rows)] + 1).int()
+            kv_lens = batch.kv_lens.index_select(0, rows)
+            if batch.is_causal:
+                kv_lens = (batch.positions[: len(rows)] + 1).int()
         if len(kv_lens):
             self._decodes = _DecodeLaunch(shape, table, kv_lens, element_size)
         if num_rows < len(batch.query_lens):
@@ -87,7 +108,8 @@ def _num_spread(batch: AttentionBatch) -> int:
     """Return how many leading rows after the decodes have few tokens after many positions."""
     room, first = _MOST_ROWS - batch.num_decodes, batch.num_decodes
     lens = zip(batch.query_lens[first:], batch.kv_lens_host[first:], strict=True)
-    found = takewhile(lambda row: row[0] <= _FEW_TOKENS and row[1] - row[0] >= _MANY_POSITIONS, lens)
+    own = 1 if batch.is_causal else 0
+    found = takewhile(lambda row: row[0] <= _FEW_TOKENS and row[1] - own * row[0] >= _MANY_POSITIONS, lens)
     totals = np.cumsum([count for count, _ in found])
     return int((totals <= room).sum())
 
@@ -135,6 +157,7 @@ class _DecodeLaunch:
         window: int | None,
         scales: KVScales,
         sinks: torch.Tensor | None,
+        sums: torch.Tensor | None,
     ) -> None:
         query, work = query[: len(self._kv_lens)], self._work[window]
         if work.groups is not None and self._shared_program is not None:
@@ -163,6 +186,7 @@ class _DecodeLaunch:
             kv_scales=scales,
             soft_cap=self._soft_cap,
             sinks=sinks,
+            sums=sums,
         )
 
 
@@ -180,7 +204,7 @@ class _ExtendLaunch:
         block = program.rows // group
         self._tma = None
         if program.rows == TMA_ROWS:
-            unusual = shape.unusual is not None
+            unusual = shape.unusual is not None or shape.needs_sums
             self._tma = tma_tile(shape.page_size, shape.head_dim, element_size, device, is_unusual=unusual)
         self._tiles = (
             _bounded_tiles(len(batch.query_lens) - first, first, longest, block, device)
@@ -196,6 +220,7 @@ class _ExtendLaunch:
         window: int | None,
         scales: KVScales,
         sinks: torch.Tensor | None,
+        sums: torch.Tensor | None,
     ) -> None:
         batch = self._batch
         rows = batch.block_table, batch.qo_indptr, batch.kv_lens, self._tiles, out
@@ -213,6 +238,8 @@ class _ExtendLaunch:
             kv_scales=scales,
             soft_cap=self._soft_cap,
             sinks=sinks,
+            sums=sums,
+            is_causal=batch.is_causal,
         )
 
 

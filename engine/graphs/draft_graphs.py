@@ -1,4 +1,5 @@
-"""Steps of rows with a few tokens each as CUDA graphs: those that verify drafts, and a draft model's own.
+"""Steps of rows with a few tokens each as CUDA graphs: those that verify drafts, a draft model's own, and those of
+a pipeline's stages.
 
     rows x width    [ t d d . ]     a row has up to `width` tokens: its last one, and its draft tokens
                     [ t d d d ]     rows are ragged: their tokens follow each other, and padding is at the end
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from engine.attention.batch import AttentionBatch
-from engine.graphs.step_graphs import Capture, StepGraphs, next_size
+from engine.graphs.step_graphs import Capture, StepGraphs, next_size, sizes_up_to
 from engine.graphs.step_inputs import StepInputs
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -48,8 +49,7 @@ class DraftGraphs:
     def __init__(
         self,
         layers: Layers,
-        widths: Sequence[int],
-        max_rows: int,
+        sizes: Sequence[DraftSize],
         max_len: int,
         page_size: int,
         empty_slot: int,
@@ -57,11 +57,11 @@ class DraftGraphs:
         capture: Capture,
         num_groups: int = 1,
     ) -> None:
-        """widths, max_rows: those of `draft_sizes`; max_len: most positions of a row; hidden: [N, H], for the
+        """sizes: from `draft_sizes` or `stage_sizes`; max_len: most positions of a row; hidden: [N, H], for the
         results of as many tokens as the largest graph has; num_groups: see `StepInputs`.
         """
         self._layers, self._max_len, self._hidden = layers, max_len, hidden
-        self._sizes = draft_sizes(widths, max_rows)
+        self._sizes = sizes
         most = max(size.rows for size in self._sizes)
         pages = -(-max_len // page_size)
         self._inputs = StepInputs(len(hidden), empty_slot, hidden.device, most, pages, num_groups)
@@ -92,6 +92,11 @@ class DraftGraphs:
         count = size.num_tokens
         batch = self._inputs.batch(count, size.rows, size.width, self._max_len)
         self._hidden[:count] = self._layers(self._inputs.token_ids(count), batch)
+
+
+def stage_sizes(widths: Sequence[int], max_rows: int) -> list[DraftSize]:
+    """Return the sizes for a stage of a pipeline: also those of steps in which each row has one token."""
+    return [DraftSize(rows, 1) for rows in sizes_up_to(max_rows)] + draft_sizes(widths, max_rows)
 
 
 def draft_sizes(widths: Sequence[int], max_rows: int) -> list[DraftSize]:

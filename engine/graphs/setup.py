@@ -67,10 +67,6 @@ def why_no_pieces(config: EngineConfig, device: torch.device, model: ModelConfig
         return "cuda_graphs is off"
     if device.type != "cuda":
         return f"CUDA graphs are for GPUs, not for {device}"
-    if config.pipeline_parallel_size > 1:
-        return (
-            f"the stages of a pipeline (pipeline_parallel_size {config.pipeline_parallel_size}) run without graphs"
-        )
     return None if model is None else why_not_model(model)
 
 
@@ -84,8 +80,12 @@ def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple
     return tuple(sorted(widths | {1} if is_draft_model else widths))
 
 
-def piece_tokens(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the most tokens of a step with prompts that is replayed, as a whole or in pieces."""
+def piece_tokens(config: EngineConfig, model: ModelConfig, *, is_draft_model: bool = False) -> int:
+    """Return the most tokens of a step with prompts that is replayed, as a whole or in pieces; 0 in stages of
+    a pipeline, and if ranks divide KV (`engine/parallel/context_attention.py`), for which prompts need the host.
+    """
+    if max(config.context_parallel_size, config.pipeline_parallel_size) > 1 and not is_draft_model:
+        return 0
     chosen = _tokens_while_launching(model) if config.graph_tokens is None else config.graph_tokens
     return min(chosen, config.max_step_tokens)
 
@@ -120,7 +120,7 @@ def graph_bytes(
     rows = sizes_up_to(config.max_running)
     decodes = DecodeSizes(rows, contexts_up_to(max_model_len, is_planned=is_planned)).all
     drafts = draft_sizes(draft_widths(config, is_draft_model=is_draft_model), config.max_running)
-    most = piece_tokens(config, model)
+    most = piece_tokens(config, model, is_draft_model=is_draft_model)
     spreads = spread_sizes(most) if spreads_prompts else []
     pieces = piece_sizes(most, above=LONGEST if spreads else 0)
     num_graphs = len(drafts) + len(spreads) + len(pieces) + (0 if is_draft_model else len(decodes))
@@ -133,7 +133,7 @@ def graph_bytes(
         layer += model.experts.per_token * (model.experts.intermediate_size + model.hidden_size)
         num_nodes += len(model.experts.layers) * _NODES_OF_EXPERTS
     logits = model.vocab_size * (element_bytes + 4 + 3)  # masks take bytes, not bits, while they are applied
-    tables = 4 * (TABLE + num_groups * -(-max_model_len // config.page_size))
+    tables = 4 * (TABLE + num_groups * -(-max_model_len // config.page_tokens))
     host = num_graphs * num_nodes * _NODE_BYTES + len(pieces) * (model.num_layers + 1) * _PIECE_BYTES
     num_tables = rows[-1] + max([0, *(size.rows for size in drafts)]) + max([0, *spreads])
     return num_tokens * layer * element_bytes + rows[-1] * logits + num_tables * tables + host + _BYTES_BESIDE

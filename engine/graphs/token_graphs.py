@@ -1,6 +1,6 @@
 """The graphs of steps that are no plain decodes, and the choice of one for a step.
 
-draft tokens to verify, or to draft       a graph for so many rows of a few tokens each
+draft tokens, or a stage of a pipeline    a graph for so many rows of a few tokens each
 few tokens of prompts, with decodes       a graph in which each token is a row, if attention supports it
 other short prompts                       graphs in pieces, with attention between them
 """

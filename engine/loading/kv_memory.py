@@ -19,7 +19,7 @@ def pages_for(
     groups: LayerGroups | None = None,
 ) -> int:
     """Return the number of KV pages for `bytes_free` bytes of unused memory. A page takes `bytes_per_token` for
-    each of its tokens.
+    each of its tokens that this rank keeps, `config.page_size`.
 
     This is `config.kv_pages` if it is set, for each of the `groups` of layers with their own pages; otherwise as
     many as fit in `config.kv_memory_share` of the free memory, but no more than the largest batch of the longest
@@ -29,7 +29,7 @@ def pages_for(
         return config.kv_pages * (1 if groups is None else groups.num_groups)
     bytes_per_page = bytes_per_token * config.page_size
     fitting = int(bytes_free * config.kv_memory_share) // bytes_per_page
-    longest = -(-max_model_len // config.page_size)
+    longest = -(-max_model_len // config.page_tokens)
     if groups is not None:
         longest = groups.pages_for(max_model_len, config.page_size, config.max_step_tokens)
     useful = config.max_running * longest
@@ -89,7 +89,7 @@ def check_room(
     `element_bytes` is the size of a plain weight.
     """
     bytes_per_page = kv_bytes_per_token * config.page_size
-    pages = config.kv_pages or -(-max_model_len // config.page_size)
+    pages = config.kv_pages or -(-max_model_len // config.page_tokens)
     weights = stage.weight_bytes(model, element_bytes, config.quantization) // num_gpus
     if weights + pages * bytes_per_page <= bytes_free:
         return
@@ -116,7 +116,7 @@ def _kv_setting(config: EngineConfig, fitting: int) -> str:
     """Return the largest setting for which `fitting` pages are enough."""
     if config.kv_pages:
         return f"kv_pages to at most {fitting}"
-    return f"max_model_len to at most {fitting * config.page_size}"
+    return f"max_model_len to at most {fitting * config.page_tokens}"
 
 
 def _gib(num_bytes: int) -> str:

@@ -51,6 +51,7 @@ from engine.model_files.model_directory import fingerprint, resolve_model
 from engine.models.decoder import Decoder
 from engine.models.native_decoder import NativeDecoder, unsupported
 from engine.parallel.collective import ALONE, Collective
+from engine.parallel.context_attention import ContextParallelAttention
 from engine.runner.model_runner import ModelRunner
 from engine.runner.stage_runner import StageRunner
 from engine.settings.config import EngineConfig
@@ -120,8 +121,7 @@ class _Loading:
         if self._groups is not None:
             self._groups = self._groups.part(ranks.stage.layers(self._whole.num_layers))
             whole, windowed = shapes(heads)
-            of_whole = choose_backend(config.attention, whole, self._dtype, self._device)
-            self._backend = GroupedAttention(of_whole, self._attention(windowed))
+            self._backend = GroupedAttention(self._choose(whole), self._attention(windowed))
         self._not_graphed = why_not(config, self._backend, self._device, model)
         self._not_in_pieces = why_no_pieces(config, self._device, model)
         self._reserved, self._draft_bytes = 0, draft_bytes
@@ -140,7 +140,7 @@ class _Loading:
         """Return the shape of attention for each kind of heads that the model's layers have."""
         config, is_cascade = self._config, self._config.cascade_attention == "auto"
         return {
-            kind: AttentionShape.of(heads, windows, config.page_size, self._kv_dtype, is_cascade)
+            kind: AttentionShape.of(heads, windows, config.page_tokens, self._kv_dtype, is_cascade)
             for kind, (heads, windows) in self._model.kinds_of_heads.items()
         }
 
@@ -149,10 +149,16 @@ class _Loading:
 
     def _attention(self, heads: AttentionShape) -> AttentionBackend:
         """Return the backend for layers with such heads, within chunks if the model has them."""
-        backend = choose_backend(self._config.attention, heads, self._dtype, self._device)
+        if self._ranks.context is not None:
+            ring_tokens = self._config.ring_attention_tokens
+            return ContextParallelAttention(self._choose, heads, self._ranks.context, ring_tokens)
+        backend = self._choose(heads)
         if self._model.chunk is None:
             return backend
-        return ChunkedAttention(backend, self._model.chunk, self._config.page_size)
+        return ChunkedAttention(backend, self._model.chunk, self._config.page_tokens)
+
+    def _choose(self, heads: AttentionShape) -> AttentionBackend:
+        return choose_backend(self._config.attention, heads, self._dtype, self._device)
 
     @property
     def _num_groups(self) -> int:
@@ -187,7 +193,7 @@ class _Loading:
         warm_up(runner, self._warm_steps(), self._device)
 
     def _warm_steps(self) -> Iterator[StepPlan]:
-        return warm_steps(self._config.max_step_tokens, self._limit, self._config.page_size)
+        return warm_steps(self._config.max_step_tokens, self._limit, self._config.page_tokens)
 
     def with_all_pages(self, small: ModelRunner) -> tuple[ModelRunner, bool]:
         """Return a runner with all pages that fit, and whether it gets graphs, which take one more page."""
@@ -230,7 +236,7 @@ class _Loading:
         """Record the graphs now, or let the first steps that use them record them."""
         config, capture = self._config, CudaCapture(self._device)
         kinds: list[Graphs] = []
-        if self._not_graphed is None:
+        if self._not_graphed is None and self._ranks.stage.count == 1:
             kinds.append(runner.add_graphs(config.max_running, capture))
         widths = draft_widths(config)
         most = piece_tokens(config, self._model)
@@ -260,7 +266,7 @@ class _Loading:
             self._device,
             self._backend.name,
             runner.num_pages,
-            self._config.page_size,
+            runner.page_size,
             runner.kv_bytes / 2**20,
             runner.host_memory.num_pages,
             runner.num_state_slots,
@@ -312,7 +318,7 @@ class _Loading:
         """Set the scales of KV in eight bits from a sample computed with unrounded KV."""
         config = self._config
         sample = KVScaleCalibration(
-            self._whole.vocab_size, config.page_size, min(config.max_step_tokens, self._limit)
+            self._whole.vocab_size, config.page_tokens, min(config.max_step_tokens, self._limit)
         )
         unrounded = self._pages(sample.num_pages, self._dtype)
         self._runner(self._model, decoder, self._ungrouped, unrounded, self._ranks).run(sample.plan)
@@ -320,7 +326,8 @@ class _Loading:
 
     def _pages(self, num_pages: int, dtype: torch.dtype, groups: LayerGroups | None = None) -> KVPages:
         states = StateSlots.of(self._model, 1, 0, self._dtype, self._device)
-        return KVPages.of(self._model, num_pages, self._config.page_size, dtype, self._device, states, groups)
+        num_spare, page_size = int(self._ranks.context_size > 1), self._config.page_size
+        return KVPages.of(self._model, num_pages, page_size, dtype, self._device, states, groups, num_spare)
 
 
 def _in_a_page(groups: LayerGroups | None, bytes_per_token: int) -> int:

@@ -21,7 +21,7 @@ _UNEVEN, _BRIEF_S = 1.2, 1e-3
 def report_stages(runner: StageRunner, model: ModelConfig, config: EngineConfig, ranks: Collective) -> None:
     """Log the seconds of each stage for a step of decodes. All ranks call it together; `model` has all layers."""
     num_rows = min(_MOST_ROWS, config.max_running)
-    layers_s, head_s = runner.measure(decode_step(num_rows, config.page_size), _ROUNDS)
+    layers_s, head_s = runner.measure(decode_step(num_rows, config.page_tokens), _ROUNDS)
     nanoseconds = ranks.all_of(round((layers_s + head_s) * 1e9), runner.device)
     if ranks.rank:
         return

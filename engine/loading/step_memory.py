@@ -20,7 +20,7 @@ def measure_step(
 
     Raises ValueError if such a step does not fit.
     """
-    num_pages = -(-max_model_len // config.page_size)
+    num_pages = -(-max_model_len // config.page_tokens)
     before = torch.cuda.memory_allocated(device)
     try:
         runner = with_pages(num_pages)
@@ -52,7 +52,7 @@ def worst_step(config: EngineConfig, max_model_len: int) -> StepPlan:
 
     All rows share the same pages, because only the memory of the step matters.
     """
-    pages = range(-(-max_model_len // config.page_size))
+    pages = range(-(-max_model_len // config.page_tokens))
     sampling = SamplingParams(
         temperature=1.0, top_p=0.9, top_k=50, logprobs=20, prompt_logprobs=20, repetition_penalty=1.1
     )

@@ -35,6 +35,7 @@ from engine.models.mlp import MLP
 from engine.models.select_operations import operations_for
 from engine.models.variations import later_scales, norm_all_heads, normed_heads, scaled_logits, with_normed_values
 from engine.parallel.collective import ALONE, Collective
+from engine.parallel.context_attention import step_written, whole_slots
 from engine.parallel.vocabulary import embed
 
 
@@ -81,7 +82,8 @@ class Attention(nn.Module):
         else:
             if self._shape.norms_values:
                 heads = with_normed_values(heads, self._shape, self._eps)
-            query = operations.rotate_into(pages, heads, self._rope, norm, self._eps, self.kv_scales)
+            written = step_written(step, pages)
+            query = operations.rotate_into(written, heads, self._rope, norm, self._eps, self.kv_scales)
         if self._later is not None:
             query = query * later_scales(self._later, step.batch.positions).to(query.dtype)
         if self._is_cut:
@@ -246,7 +248,7 @@ class Decoder(nn.Module):
             group = pages.places[index].group
             x, branch = layer(x, branch, operations[group], steps[group], pages.memory(index), own)
         if self.expert_load is not None:
-            self.expert_load.add(steps[0].batch.slot_mapping)
+            self.expert_load.add(whole_slots(steps[0]))
         if branch is None:
             return x
         return x + (branch if self.config.norms.after else self._ranks.sum(branch))

@@ -26,6 +26,7 @@ from engine.layers.linear import Rounded, rounds
 from engine.layers.operations import Operations
 from engine.model_config.config import ModelConfig
 from engine.model_parts.parts import LatentAttentionConfig
+from engine.parallel.context_attention import step_written
 
 _EPS = 1e-6
 """Epsilon of the norms of compressed queries and keys, independent of the model's other norms."""
@@ -62,7 +63,8 @@ class LatentAttention(nn.Module):
         """Map [N, hidden_size] to the same shape."""
         shape = self._shape
         queries, key = self.qkv_a_proj(x).tensor_split((-shape.head_dim,), dim=1)
-        store_kv(pages, step.batch.slot_mapping, self._key(key, operations), None, self.kv_scales)
+        written = step_written(step, pages)
+        store_kv(written, step.batch.slot_mapping, self._key(key, operations), None, self.kv_scales)
         to_keys, to_values = self.expansion.tensor_split((shape.plain_dim,), dim=1)
         query = self._query(queries, to_keys, operations)
         attended = step.attend(pages, query, self._window, self.kv_scales)

@@ -16,6 +16,8 @@ from torch._C import _distributed_c10d
 
 from engine.layers.linear import Rounded
 from engine.layers.operations import Operations
+from engine.parallel.context_group import ContextGroup
+from engine.parallel.in_stream import finish, in_stream
 from engine.parallel.links import StageLink
 from engine.parallel.one_shot import OneShotSum, open_one_shot
 from engine.parallel.rank_network import ONE_MACHINE, RankNetwork, let_nccl_use
@@ -44,6 +46,8 @@ class Collective:
         self.after: StageLink | None = None
         """The link to the next stage, which for the last is the first."""
         self._everyone = everyone
+        self.context: ContextGroup | None = None
+        """The ranks that divide a request's KV; None if each rank has all of it."""
         self.one_shot: OneShotSum | None = None
         """Computes small sums, if GPUs can read each other's memory."""
         self._group = group
@@ -54,6 +58,11 @@ class Collective:
         return self.stage.number * self.shard.size + self.shard.rank
 
     @property
+    def context_size(self) -> int:
+        """Number of ranks that divide a request's KV."""
+        return 1 if self.context is None else self.context.size
+
+    @property
     def size(self) -> int:
         """Number of ranks in all stages."""
         return self.stage.count * self.shard.size
@@ -62,7 +71,7 @@ class Collective:
         """Return the sum of all ranks' `part`, the same on each rank. May overwrite `part`."""
         if self._group is not None:
             part = part.contiguous()
-            _finish(self._group.allreduce([part], _in_stream(dist.AllreduceOptions())))
+            finish(self._group.allreduce([part], in_stream(dist.AllreduceOptions())))
         return part
 
     def add_norm(
@@ -91,13 +100,13 @@ class Collective:
             return part
         rows, own = part.shape
         parts = part.new_empty(self.shard.size * rows, own)
-        _finish(self._group._allgather_base(parts, part.contiguous(), _in_stream(_c10d.AllgatherOptions())))
+        finish(self._group._allgather_base(parts, part.contiguous(), in_stream(_c10d.AllgatherOptions())))
         return parts.view(-1, rows, own).transpose(0, 1).reshape(rows, -1)[:, :count]
 
     def from_first(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return rank 0's tensor, which overwrites `tensor` on the other ranks."""
         if self._group is not None:
-            _finish(self._group.broadcast([tensor], _in_stream(dist.BroadcastOptions())))
+            finish(self._group.broadcast([tensor], in_stream(dist.BroadcastOptions())))
         return tensor
 
     def all_of(self, count: int, device: torch.device) -> list[int]:
@@ -117,7 +126,7 @@ class Collective:
         """End operations that wait for a lost rank, from any thread. The group cannot be used afterwards."""
         if self.one_shot is not None:
             self.one_shot.abort()
-        for group in (self._group, self._everyone, self.before, self.after):
+        for group in (self._group, self._everyone, self.before, self.after, self.context):
             if group is not None:
                 group.abort()
 
@@ -146,10 +155,12 @@ def join(
     one_shot_kib: int = 0,
     stage: Stage | None = None,
     network: RankNetwork = ONE_MACHINE,
+    context_size: int = 1,
 ) -> Collective:
     """Form the groups with the other ranks; returns when all have joined. A GPU becomes this thread's current one.
 
     one_shot_kib: largest sum for `Collective.one_shot`, in KiB; 0: there is none.
+    context_size: how many ranks divide a request's KV.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -163,6 +174,11 @@ def join(
         found = open_one_shot(own.store, shard, device, one_shot_kib * 1024)
         if ranks.least(found is not None, device):
             ranks.one_shot = found
+    if context_size > 1:
+        number, rank = divmod(shard.rank, context_size)
+        name = f"stage{stage.number}.context{number}"
+        with_same_heads = _Groups(store, name, device, network).group(rank, context_size)
+        ranks.context = ContextGroup(with_same_heads, rank, context_size)
     if stage.count > 1:
         ranks._everyone = _Groups(store, "everyone", _CPU, network).group(ranks.rank, ranks.size)
         for number in range(stage.count):  # in the same order on all ranks, because both ends wait for each other
@@ -193,16 +209,3 @@ class _Groups:
         options._timeout = _TIMEOUT
         with self._network.ending_when_lost():
             return self._kind(self.store, rank, size, options)
-
-
-def _in_stream(options: Any) -> Any:
-    """Let NCCL work on the current stream, if torch supports it; a separate stream would need events."""
-    if hasattr(options, "asyncOp"):
-        options.asyncOp = False
-    return options
-
-
-def _finish(work: Any) -> None:
-    """Wait for an operation. Later ones on the stream wait for it anyway; None if it is on the stream."""
-    if work is not None:
-        work.wait()

@@ -119,6 +119,50 @@ def check_divides(config: ModelConfig, size: int, splits_experts: bool = False) 
         )
 
 
+def check_context(config: ModelConfig, tensor_parallel_size: int, context_parallel_size: int) -> None:
+    """Raise ValueError, which lists the possible sizes, if the ranks with the same key-value heads cannot divide a
+    request's KV into so many parts. `tensor_parallel_size` ranks can share the model (`check_divides`).
+    """
+    if context_parallel_size == 1:
+        return
+    model = config.architecture
+    if config.chunk is not None or config.windows != {None}:
+        raise ValueError(
+            f"context_parallel_size is {context_parallel_size}, but layers of this model ({model}) attend only to "
+            "a window or a chunk, whose KV is not divided; leave it out"
+        )
+    if len(config.kinds_of_heads) > 1:
+        raise ValueError(
+            f"context_parallel_size is {context_parallel_size}, but the layers of this model ({model}) have heads "
+            "of several kinds, whose KV is not divided; leave it out"
+        )
+    possible = _possible_contexts(config, tensor_parallel_size)
+    if context_parallel_size not in possible:
+        raise ValueError(
+            f"context_parallel_size is {context_parallel_size}, but the number of ranks with the same key-value "
+            f"head is {possible[-1]} (tensor_parallel_size is {tensor_parallel_size}, and the model has "
+            f"{config.num_kv_heads}); it can be {', '.join(map(str, possible))}"
+        )
+
+
+def sizes_for_context(config: ModelConfig, context_parallel_size: int) -> list[int]:
+    """Return the numbers of ranks that can share a model evenly and divide a request's KV into so many parts.
+
+    Raises ValueError if there are none.
+    """
+    sizes = possible_sizes(config)
+    if context_parallel_size == 1:
+        return sizes
+    found = [size for size in sizes if context_parallel_size in _possible_contexts(config, size)]
+    check_context(config, (found or sizes)[-1], context_parallel_size)
+    return found
+
+
+def _possible_contexts(config: ModelConfig, tensor_parallel_size: int) -> list[int]:
+    ranks = max(1, tensor_parallel_size // config.num_kv_heads)
+    return [size for size in range(1, ranks + 1) if ranks % size == 0]
+
+
 def _divides(config: ModelConfig, size: int, splits_experts: bool) -> bool:
     even = all(count % size == 0 for count in (config.num_heads, *_inner(config, splits_experts).values()))
     kinds = [heads.num_kv_heads for heads, _ in config.kinds_of_heads.values()]

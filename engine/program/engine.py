@@ -127,7 +127,7 @@ class Engine:
         groups = runner.layer_groups
         self.cache = KVCacheManager(
             runner.num_pages,
-            config.page_size,
+            config.page_tokens,
             eviction=config.eviction,
             prefix_cache=config.prefix_cache,
             block_tokens=config.block_tokens,
@@ -136,7 +136,7 @@ class Engine:
         )
         self._host = HostKV(
             runner.host_memory,
-            config.page_size,
+            config.page_tokens,
             config.preemption,
             config.host_kv_min_uses,
             self.cache.prefix_log,
@@ -292,7 +292,7 @@ class Engine:
                 "prefixes cannot be shared without a prefix cache: set engine.prefix_cache to true, or share none"
             )
         sampling, done = SamplingParams(max_tokens=1, temperature=0.0, seed=0), Precomputed()
-        unit = SharedPrefixes(self.config.page_size, self.config.block_tokens).unit
+        unit = SharedPrefixes(self.config.page_tokens, self.config.block_tokens).unit
         for number, whole in enumerate(prefixes):
             # The cache keeps a state or tail at the end of the computed tokens. The shared tokens must end at
             # the same position.

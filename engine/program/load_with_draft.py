@@ -46,6 +46,8 @@ def load_with_draft_model(
             host_kv_gib=0.0,
             speculation=None,
             tensor_parallel_size=1,
+            context_parallel_size=1,
+            page_size=config.page_tokens,
             pipeline_parallel_size=1,
             micro_batches=None,
             cuda_graphs="off",  # Graphs are recorded below, on the draft model's own pages.
@@ -63,7 +65,7 @@ def load_with_draft_model(
         draft = draft.with_pages(settings.kv_pages + is_graphed) if is_graphed else draft
         runner = load_runner(config, launcher=launcher, draft_bytes=reserved)
     else:
-        runner = load_runner(config, draft.kv_bytes_per_token, launcher, reserved)
+        runner = load_runner(config, draft.kv_bytes_per_token * config.context_parallel_size, launcher, reserved)
         draft = draft.with_pages(runner.num_pages + is_graphed)
     if is_graphed:
         add_draft_graphs(config, draft, CudaCapture(draft.device), reserved)
@@ -88,7 +90,7 @@ def draft_graph_bytes(config: EngineConfig, draft: ModelRunner) -> int:
 def add_draft_graphs(config: EngineConfig, draft: ModelRunner, capture: CutCapture, reserved: int) -> None:
     """Record the graphs of the draft model's steps, or let its first steps record them."""
     widths = draft_widths(config, is_draft_model=True)
-    most = piece_tokens(config, draft.model_config)
+    most = piece_tokens(config, draft.model_config, is_draft_model=True)
     graphs = draft.add_token_graphs(config.max_running, most, widths, capture)
     if config.cuda_graphs == "start":
         capture_all([graphs], draft.device, reserved)

@@ -122,8 +122,10 @@ class RankGroup:
         check_alike(names)
         threading.Thread(target=_watch, args=(weakref.ref(self), self._connections), daemon=True).start()
         shard, stage = Shard.of_engine(config, 0), Stage(0, starts)
-        one_shot_kib, network = config.one_shot_kib, self._network
-        self._ranks = self._join_unless_lost(lambda: join(store, shard, device, one_shot_kib, stage, network))
+        one_shot_kib, network, context = config.one_shot_kib, self._network, config.context_parallel_size
+        self._ranks = self._join_unless_lost(
+            lambda: join(store, shard, device, one_shot_kib, stage, network, context)
+        )
         return self._ranks
 
     def _join_unless_lost(self, join_others: Callable[[], Collective]) -> Collective:

@@ -97,7 +97,7 @@ def _compute(spec: RankSpec, task: LoadTask, reports: _Reports, inbox: queue.Sim
     device = torch.device(config.device, spec.gpu) if config.device == "cuda" else torch.device("cpu")
     reports.send(RankReady(spec.rank, device_name(device)))
     store = find_store(spec.network, task.store_port, shard.size * stage.count)
-    ranks = join(store, shard, device, config.one_shot_kib, stage, spec.network)
+    ranks = join(store, shard, device, config.one_shot_kib, stage, spec.network, config.context_parallel_size)
     runner = load_model(config, ranks=ranks)  # on the GPU that `join` selected for this thread
     pages: RankPages | None = None
     if config.kv_tier is not None:

@@ -18,7 +18,7 @@ from engine.attention.places import Places
 from engine.attention.state_slots import StateSlots
 from engine.base.machine import usable_cores
 from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
-from engine.graphs.draft_graphs import DraftGraphs, draft_sizes
+from engine.graphs.draft_graphs import DraftGraphs, DraftSize, draft_sizes
 from engine.graphs.piece_graphs import PieceGraphs
 from engine.graphs.row_assignment import RowLayout
 from engine.graphs.spread_graphs import LONGEST, SpreadGraphs, spread_sizes
@@ -68,7 +68,8 @@ class ModelRunner:
         self.model_config = model_config
         self.device = pages.data.device
         self.kv_dtype = pages.data.dtype
-        self.page_size = pages.page_size
+        self.page_size = pages.page_size * ranks.context_size
+        """Tokens of a page, of which each rank that divides KV with others has a part."""
         self.num_pages = pages.num_pages
         states = pages.states
         self.num_state_slots = 0 if states is None else states.num_slots
@@ -90,7 +91,7 @@ class ModelRunner:
         self.lower_tier: LowerTier = NoLowerTier()
         """The tier for prefixes for which the host pages have no room; none until `add_lower_tier`."""
         null_slot = None if states is None else states.null_slot
-        self._places = Places(pages.page_size, pages.null_page, null_slot, pages.num_groups)
+        self._places = Places(self.page_size, pages.null_page, null_slot, pages.num_groups)
         self._reader = TokenReader(self.device)
         self._sampled: torch.Tensor | None = None  # sampled by the last step; the next one may begin with these
         self._underway = TokensUnderway(torch.empty(0, dtype=torch.int64), None)  # the same tokens for the host
@@ -120,8 +121,10 @@ class ModelRunner:
 
     @property
     def _layout(self) -> str:
-        """The model's fingerprint, and the stages that its pages are divided into."""
-        return self.fingerprint + self._ranks.stage.suffix
+        """The model's fingerprint, and the stages and parts that its pages are divided into."""
+        size = self._ranks.context_size
+        parts = "" if size == 1 else f"-context-{size}"
+        return self.fingerprint + self._ranks.stage.suffix + parts
 
     @property
     def page_memory(self) -> BytesOfPages | None:
@@ -175,14 +178,15 @@ class ModelRunner:
         config, empty_slot = self.model_config, self._reserve() * self.page_size
         heads = config.attention
         is_plain = heads.latent is None and config.chunk is None
-        most = max([max_tokens, *(size.num_tokens for size in draft_sizes(widths, max_running))])
+        sizes = self._sizes_of_rows(widths, max_running)
+        most = max([max_tokens, *(size.num_tokens for size in sizes)])
         assert isinstance(self.decoder, Decoder), "graphs are for GPUs"
         weight = self.decoder.embed.weight
         hidden = torch.zeros(most, config.hidden_size, dtype=weight.dtype, device=self.device)
         drafts, spreads, pieces, num_groups = None, None, None, self.pages.num_groups
         room = self.max_model_len, self.page_size
-        if widths and self.attention.captures_prompts:
-            drafts = DraftGraphs(self._layers, widths, max_running, *room, empty_slot, hidden, capture, num_groups)
+        if sizes:
+            drafts = DraftGraphs(self._layers, sizes, *room, empty_slot, hidden, capture, num_groups)
         if self.spreads_prompts and spread_sizes(max_tokens):
             spreads = SpreadGraphs(self._layers, max_tokens, *room, empty_slot, hidden, capture)
         above = 0 if spreads is None else LONGEST
@@ -192,6 +196,10 @@ class ModelRunner:
             pieces = PieceGraphs(decoder, max_tokens, *shape, empty_slot, hidden, capture, num_groups, above)
         self._others = TokenGraphs(drafts, spreads, pieces)
         return self._others
+
+    def _sizes_of_rows(self, widths: Sequence[int], max_running: int) -> list[DraftSize]:
+        """Return the sizes of graphs for rows with few tokens."""
+        return draft_sizes(widths, max_running) if self.attention.captures_prompts else []
 
     @property
     def spreads_prompts(self) -> bool:
@@ -216,7 +224,8 @@ class ModelRunner:
         dtype = self.kv_dtype if before is None else before.dtype
         states = StateSlots.of(model, num_slots, max_drafts, dtype, self.device)
         groups = self.layer_groups
-        pages = KVPages.of(model, num_pages, self.page_size, self.kv_dtype, self.device, states, groups)
+        size, spare = self.pages.page_size, self.pages.num_spare
+        pages = KVPages.of(model, num_pages, size, self.kv_dtype, self.device, states, groups, spare)
         runner = type(self)(model, self.decoder, self.attention, pages, self._ranks, groups)
         runner.max_model_len, runner.fingerprint = self.max_model_len, self.fingerprint
         return runner
@@ -336,8 +345,11 @@ class ModelRunner:
 
     def _hidden(self, token_ids: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, bool]:
         """Return the hidden states of a step's tokens, and whether graphs were replayed for them."""
-        found = None if self._others is None else self._others.hidden(token_ids, batch, self._prepare)
+        found = self._replayed(token_ids, batch)
         return (self._layers(token_ids, batch), False) if found is None else found
+
+    def _replayed(self, token_ids: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, bool] | None:
+        return None if self._others is None else self._others.hidden(token_ids, batch, self._prepare)
 
     def _layers(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         hidden: torch.Tensor = self.decoder(token_ids, self._prepare(batch), self.pages)

@@ -8,7 +8,7 @@ last     begin: copies, receive, layers ─▶ send those of the tokens that the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,9 @@ import torch
 
 from engine.attention.batch import AttentionBatch
 from engine.attention.pinned import on_device, on_host
+from engine.graphs.draft_graphs import DraftSize, stage_sizes
+from engine.graphs.step_graphs import CutCapture
+from engine.graphs.token_graphs import TokenGraphs
 from engine.models.native_decoder import NativeDecoder
 from engine.parallel.links import StageLink
 from engine.runner.model_runner import ModelRunner
@@ -29,10 +32,14 @@ class Begun(NamedTuple):
 
     step: PreparedStep
     stages: StageClock
+    is_replayed: bool
 
 
 class StageRunner(ModelRunner):
     """`run` passes one step through all stages, if all ranks call it; `begin` and `finish` are its two parts."""
+
+    _arrived: torch.Tensor | None = None
+    """Hidden states from the stage before, at an address that graphs know."""
 
     @property
     def is_first(self) -> bool:
@@ -55,23 +62,24 @@ class StageRunner(ModelRunner):
         with torch.inference_mode():
             stages = StageClock(self.device)
             self._copy_pages(step)
+            is_replayed = False
             if step.batch is not None:
                 stages.begin_forward()
-                hidden = self._layers_of_stage(step.ids, step.batch)
+                hidden, is_replayed = self._hidden(step.ids, step.batch)
                 if self._ranks.stage.is_last:
                     hidden = hidden.index_select(0, on_device(needed(step), self.device))
-                elif isinstance(self.decoder, NativeDecoder):
+                elif isinstance(self.decoder, NativeDecoder) or self._others is not None:
                     hidden = hidden.clone()  # because the next step overwrites it
                 _link(self._ranks.after).send(hidden)
             self._copied(step)()
-        return Begun(step, stages)
+        return Begun(step, stages, is_replayed)
 
     def finish(self, begun: Begun, received: torch.Tensor | None = None) -> StepResult:
         """Return the result of a step that has passed all stages; on later stages, an empty one.
 
         `received`: the hidden states that the last stage sent, if another thread has received them.
         """
-        step, stages = begun
+        step, stages, is_replayed = begun
         if step.batch is None or not self.is_first:
             return StepResult((), ())
         with torch.inference_mode():
@@ -82,7 +90,7 @@ class StageRunner(ModelRunner):
             if len(rows) < len(step.ids):
                 hidden = received.new_empty(len(step.ids), received.shape[1])
                 hidden.index_copy_(0, on_device(rows, self.device), received)
-            return self._sample(step, hidden, None, stages, is_replayed=False)
+            return self._sample(step, hidden, None, stages, is_replayed=is_replayed)
 
     def measure(self, plan: StepPlan, rounds: int) -> tuple[float, float]:
         """Return the seconds that this stage's layers, and on the first stage its output head, take for a step:
@@ -119,8 +127,35 @@ class StageRunner(ModelRunner):
     def _compute(self, step: PreparedStep) -> StepResult:
         return self.finish(self.begin(step))
 
-    def _layers_of_stage(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        received = None if self.is_first else self.receive(len(token_ids))
+    def add_token_graphs(
+        self, max_running: int, max_tokens: int, widths: Sequence[int], capture: CutCapture
+    ) -> TokenGraphs:
+        """Make graphs that replay the stage's layers, between the links, for steps of decodes and of drafts."""
+        sizes = self._sizes_of_rows(widths, max_running)
+        if not self.is_first and sizes:
+            self._arrived = self._empty(max(size.num_tokens for size in sizes)).zero_()
+        return super().add_token_graphs(max_running, max_tokens, widths, capture)
+
+    def _sizes_of_rows(self, widths: Sequence[int], max_running: int) -> list[DraftSize]:
+        if not self.attention.captures_prompts:
+            widths = ()
+        return stage_sizes(widths, max_running) if self.attention.is_capturable else []
+
+    def _hidden(self, token_ids: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, bool]:
+        if self.is_first:
+            return super()._hidden(token_ids, batch)
+        received = self.receive(len(token_ids))
+        if self._arrived is not None and len(received) <= len(self._arrived):
+            self._arrived[: len(received)] = received
+            if (found := super()._replayed(token_ids, batch)) is not None:
+                return found
+        return self._layers(token_ids, batch, received), False
+
+    def _layers(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, received: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if received is None and self._arrived is not None:
+            received = self._arrived[: len(token_ids)]
         hidden: torch.Tensor = self.decoder(token_ids, self._prepare(batch), self.pages, received)
         return hidden
 

@@ -70,8 +70,14 @@ class EngineConfig(SchedulerSettings):
     micro_batches: int | None = None
     """With `pipeline_parallel_size`: most steps in flight, over which the requests that decode are divided, 1 to
     128. None: as many as stages."""
+    context_parallel_size: int = 1
+    """With `tensor_parallel_size`: ranks with the same key-value heads that divide a request's KV among them, so
+    that each keeps one of so many parts, 1 to 64. It divides the number of ranks that share a key-value head."""
+    ring_attention_tokens: int = 1024
+    """With `context_parallel_size`: a prompt's step of at least so many tokens passes the earlier KV from rank to
+    rank (ring attention); one of fewer tokens sends its queries instead. 1 to 2**20."""
     page_size: int = 16
-    """Tokens per KV page, 1 to 256."""
+    """Tokens per KV page, 1 to 256; with `context_parallel_size`, those that each rank has of a page."""
     kv_pages: int | None = None
     """KV pages to allocate; None sizes them from `kv_memory_share`."""
     kv_memory_share: float = 0.25
@@ -176,6 +182,14 @@ class EngineConfig(SchedulerSettings):
                     f"micro_batches is {self.micro_batches}, but pipeline_parallel_size is 1: one stage computes "
                     "one step at a time; set pipeline_parallel_size, or leave micro_batches out"
                 )
+        _check_range("context_parallel_size", self.context_parallel_size, 1, 64)
+        _check_range("ring_attention_tokens", self.ring_attention_tokens, 1, 2**20)
+        if self.tensor_parallel_size % self.context_parallel_size:
+            raise ValueError(
+                f"context_parallel_size is {self.context_parallel_size}, which does not divide "
+                f"tensor_parallel_size {self.tensor_parallel_size}: ranks with the same key-value heads divide "
+                "the KV of a request; set tensor_parallel_size to a multiple, or leave context_parallel_size out"
+            )
         for name in (
             "max_running",
             "max_step_tokens",
@@ -250,6 +264,11 @@ class EngineConfig(SchedulerSettings):
     def num_ranks(self) -> int:
         """Processes that share the model: those of each stage, in all stages."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a KV page on all ranks together that divide the KV of a request."""
+        return self.page_size * self.context_parallel_size
 
     @property
     def num_micro_batches(self) -> int:

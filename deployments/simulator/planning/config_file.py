@@ -45,6 +45,8 @@ def app_args(replica: ReplicaPlan, count: int) -> dict[str, Any]:
         settings["quantization"] = engine.quantization
     if replica.tp > 1:
         settings["tensor_parallel_size"] = replica.tp
+    if replica.cp > 1:
+        settings["context_parallel_size"] = replica.cp
     if len(replica.stages) > 1:
         settings["pipeline_parallel_size"] = len(replica.stages)
     if engine.micro_batches is not None:

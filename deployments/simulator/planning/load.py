@@ -79,7 +79,8 @@ class Operation:
 
 def operate(replica: ReplicaPlan, request: RequestShape, requests_per_s: float) -> Operation:
     """Return the state of one replica that receives `requests_per_s` requests."""
-    prefill_s = request.uncached_tokens / replica.prefill_tokens_per_s(request.prompt_tokens)
+    rate = replica.prefill_tokens_per_s(request.prompt_tokens, request.uncached_tokens)
+    prefill_s = request.uncached_tokens / rate
     busy = requests_per_s * prefill_s
     idle = 1.0 - busy
     queue = busy / idle * prefill_s if idle > 0 else math.inf

@@ -14,14 +14,20 @@ from deployments.simulator.planning.load import RequestShape
 from deployments.simulator.planning.replica import ReplicaPlan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class LinkUse:
-    """Traffic on the link from one stage to the next."""
+    """Traffic on a link, such as that from one stage to the next."""
 
     gb_per_s: float
     """1e9 bytes per second that the slowest stage would send."""
     share: float
     """Share of the link's speed; above 1, the link is the limit."""
+
+    @classmethod
+    def of(cls, num_bytes: float, seconds: float, link_gb_s: float) -> LinkUse:
+        """Return the use of a link over which so many bytes go in each `seconds`."""
+        sent = num_bytes / seconds / 1e9
+        return cls(sent, sent / link_gb_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,8 @@ def pipeline_figures(replica: ReplicaPlan, num_running: int, request: RequestSha
     rows = replica.rows_of(num_running)
     step_s = replica.slowest_step_s(rows, request.context)
     busy_s = num_running / rows * step_s
-    prefill_s = max(replica.prefill_token_s(stage, request.prompt_tokens) for stage in replica.stages)
+    prompt = request.prompt_tokens, request.uncached_tokens
+    prefill_s = max(replica.prefill_token_s(stage, *prompt) for stage in replica.stages)
     return PipelineFigures(
         num_batches,
         (num_stages - 1) / num_batches,
@@ -57,5 +64,4 @@ def pipeline_figures(replica: ReplicaPlan, num_running: int, request: RequestSha
 
 def _use(replica: ReplicaPlan, num_tokens: float, seconds: float) -> LinkUse:
     """Return the use of a link over which the hidden states of so many tokens go in each `seconds`."""
-    sent = num_tokens * replica.link_bytes_per_token / seconds / 1e9
-    return LinkUse(sent, sent / replica.assumed.link_gb_s)
+    return LinkUse.of(num_tokens * replica.link_bytes_per_token, seconds, replica.assumed.link_gb_s)

@@ -15,7 +15,8 @@ A mixture of experts has all of its weights in memory; a token uses only some (a
 those that any of its tokens uses.
 
 Sizes are exact. Speeds are estimates by the roofline (Williams et al. 2009): the hardware's limits times an
-efficiency that is assumed, not measured. Of the traffic between GPUs, only that between stages counts.
+efficiency that is assumed, not measured. Of the traffic between GPUs, only that between stages counts, and that
+between the parts of a request's KV (`exchange.py`).
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import get_args
 
+from deployments.simulator.planning.exchange import PromptTraffic, prompt_traffic, query_bytes
 from deployments.simulator.planning.known import Gpu
 from engine.loading.kv_memory import free_after_slots, pages_for, slots_for
 from engine.loading.windowed import layer_groups
 from engine.model_config.config import ELEMENT_BYTES, ModelConfig
 from engine.model_config.layer_groups import LayerGroups
 from engine.parallel.division import divided, most_stages, stages_of
-from engine.parallel.shard import Shard, check_divides, possible_sizes
+from engine.parallel.shard import Shard, check_context, check_divides, sizes_for_context
 from engine.parallel.stage import Stage
 from engine.settings.config import DType, EngineConfig, WindowedKV
 
@@ -61,6 +63,8 @@ class Assumptions:
     link_gb_s: float = 12.5
     """Speed of the link from all GPUs of a stage to the next stage, in 1e9 bytes per second. The default is that
     of machines with eight A10G, 100 Gb/s (https://aws.amazon.com/ec2/instance-types/g5/)."""
+    peer_gb_s: float | None = None
+    """Rate at which a GPU receives from others of its host, in 1e9 bytes per second; None: `Gpu.peer_gb_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,9 @@ class StagePlan:
     """The model of its weights."""
     weight_bytes: int
     kv_bytes_per_token: int
-    """Some GPUs hold the same heads if there are fewer of them than GPUs."""
+    """Some GPUs hold the same heads if there are fewer of them than GPUs, or divide their KV."""
+    query_bytes: int
+    """Received for a token whose queries go to the other parts of its KV."""
     state_bytes: int
     """Of one request's recurrent state."""
     groups: LayerGroups | None
@@ -98,6 +104,7 @@ class ReplicaPlan:
         if self.engine.quantization is not None:
             self.facts.check_can_be_rounded(self.engine.quantization)
         check_divides(self.facts, self.tp)
+        check_context(self.facts, self.tp, self.cp)
         if self.tp > self.assumed.gpus_per_host:
             raise ValueError(
                 f"tensor_parallel_size is {self.tp}, but a host has {self.assumed.gpus_per_host} GPUs, and those "
@@ -115,10 +122,16 @@ class ReplicaPlan:
             layers,
             stage.held(self.facts),
             stage.weight_bytes(self.facts, self.element_bytes, self.engine.quantization),
-            self.tp * share.kv_bytes_per_token(self.kv_element_bytes),
+            self.tp // self.cp * share.kv_bytes_per_token(self.kv_element_bytes),
+            self.tp * query_bytes(share, self.cp, self.element_bytes),
             stage.of(self.facts).state_bytes(self.element_bytes),
             None if groups is None else groups.part(layers),
         )
+
+    @property
+    def cp(self) -> int:
+        """Parts into which GPUs with the same key-value heads divide a request's KV (context parallel size)."""
+        return self.engine.context_parallel_size
 
     @property
     def num_gpus(self) -> int:
@@ -152,7 +165,7 @@ class ReplicaPlan:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes in all layers on all GPUs, some of which hold the same heads if there are fewer of them."""
+        """Bytes in all layers on all GPUs, of which those with the same heads hold the same KV, or parts of it."""
         return sum(stage.kv_bytes_per_token for stage in self.stages)
 
     @property
@@ -178,7 +191,8 @@ class ReplicaPlan:
         """Return the KV pages for which a stage has room."""
         slots_bytes = self.num_state_slots * stage.state_bytes // self.tp
         free = free_after_slots(self.engine, self.free_bytes_of(stage), slots_bytes)
-        per_token, groups = stage.kv_bytes_per_token // self.tp, stage.groups
+        # Of the tokens of a page, each GPU keeps `page_size`, of which it has its heads.
+        per_token, groups = stage.kv_bytes_per_token * self.cp // self.tp, stage.groups
         per_token = per_token if groups is None else groups.bytes_per_token(per_token)
         return pages_for(self.engine, free, per_token, self.longest_request, groups)
 
@@ -210,14 +224,14 @@ class ReplicaPlan:
     @property
     def num_tokens(self) -> int:
         """Number of tokens whose KV fits, of one request where layers with a window have pages of their own."""
-        size, groups = self.engine.page_size, self.layer_groups
+        size, groups = self.engine.page_tokens, self.layer_groups
         if groups is None:
             return self.num_pages * size
         return groups.most_tokens(self.num_pages, size, self.engine.max_step_tokens)
 
     def pages_of(self, num_tokens: float) -> int:
         """Return the number of pages that a request of `num_tokens` needs."""
-        count, size, groups = math.ceil(num_tokens), self.engine.page_size, self.layer_groups
+        count, size, groups = math.ceil(num_tokens), self.engine.page_tokens, self.layer_groups
         return -(-count // size) if groups is None else groups.pages_for(count, size)
 
     def fits(self, num_tokens: int) -> int:
@@ -239,6 +253,16 @@ class ReplicaPlan:
         return self.tp * self.gpu.bf16_tflops * 1e12 * self.assumed.mfu
 
     @property
+    def peer_gb_s(self) -> float:
+        """Received by each GPU from others of its host, in 1e9 bytes per second."""
+        return self.assumed.peer_gb_s or self.gpu.peer_gb_s
+
+    @property
+    def peer_bytes_per_s(self) -> float:
+        """Bytes per second that all GPUs of a stage together receive from each other."""
+        return self.tp * self.peer_gb_s * 1e9
+
+    @property
     def link_bytes_per_token(self) -> int:
         """Bytes of a token's hidden state on a link, as each GPU of a stage sends it whole; 0 without links."""
         return self.tp * self.facts.hidden_size * self.element_bytes if len(self.stages) > 1 else 0
@@ -254,7 +278,8 @@ class ReplicaPlan:
     def stage_step_s(self, stage: StagePlan, rows: float, context: float) -> float:
         """Return the seconds of a decode step of `rows` requests of `context` tokens each in one stage."""
         traffic = self._bytes_read(stage, rows) + rows * context * stage.kv_bytes_per_token
-        return max(traffic / self.bytes_per_s, rows * 2 * stage.held.active_parameters / self.flops)
+        exchange_s = rows * stage.query_bytes / self.peer_bytes_per_s
+        return max(traffic / self.bytes_per_s, rows * 2 * stage.held.active_parameters / self.flops) + exchange_s
 
     def slowest_step_s(self, rows: float, context: float) -> float:
         """Return the seconds of a decode step of `rows` requests in the slowest stage."""
@@ -283,26 +308,41 @@ class ReplicaPlan:
         """Operations per generated token in all stages, without attention."""
         return 2 * sum(stage.held.active_parameters for stage in self.stages)
 
-    def prefill_tokens_per_s(self, prompt_tokens: float) -> float:
-        """Return the prefill rate for prompts of that length, of the slowest stage or link."""
-        link_s = self.link_s(1)
-        return 1 / max(link_s, *(self.prefill_token_s(stage, prompt_tokens) for stage in self.stages))
+    def prefill_tokens_per_s(self, prompt_tokens: float, num_tokens: float | None = None) -> float:
+        """Return the prefill rate for prompts of that length, of the slowest stage or link.
+
+        `num_tokens` of a prompt are computed (None: all); only `exchange.py` distinguishes them.
+        """
+        each = (self.prefill_token_s(stage, prompt_tokens, num_tokens) for stage in self.stages)
+        return 1 / max(self.link_s(1), *each)
 
     def prefill_s(self, num_tokens: float, prompt_tokens: float) -> float:
         """Return the seconds for `num_tokens` of one prompt: a step passes all stages, and the others follow."""
         first = min(num_tokens, self.engine.max_step_tokens)
-        a_token = sum(self.prefill_token_s(stage, prompt_tokens) for stage in self.stages)
+        a_token = sum(self.prefill_token_s(stage, prompt_tokens, num_tokens) for stage in self.stages)
         a_token += (len(self.stages) - 1) * self.link_s(1)  # only tokens that sample return to the first stage
-        return first * a_token + (num_tokens - first) / self.prefill_tokens_per_s(prompt_tokens)
+        return first * a_token + (num_tokens - first) / self.prefill_tokens_per_s(prompt_tokens, num_tokens)
 
     def ttft_s_alone(self, num_tokens: float, prompt_tokens: float) -> float:
         """Return the seconds until a prompt's first token on a replica without other requests."""
         return self.prefill_s(num_tokens, prompt_tokens) + self.decode_step_s(1, prompt_tokens)
 
-    def prefill_token_s(self, stage: StagePlan, prompt_tokens: float) -> float:
+    def prefill_token_s(self, stage: StagePlan, prompt_tokens: float, num_tokens: float | None = None) -> float:
         """Return the seconds of a token in one stage; it attends to half of the prompt on average."""
-        attention = 2 * stage.held.attended_numbers * prompt_tokens
-        return (2 * stage.held.active_parameters + attention) / self.flops
+        attention_s = 2 * stage.held.attended_numbers * prompt_tokens / self.flops
+        received = self.prompt_traffic(stage, prompt_tokens, num_tokens)
+        exchange_s = received.num_bytes / self.peer_bytes_per_s
+        attention_s = max(attention_s, exchange_s) if received.is_hidden else attention_s + exchange_s
+        return 2 * stage.held.active_parameters / self.flops + attention_s
+
+    def prompt_traffic(
+        self, stage: StagePlan, prompt_tokens: float, num_tokens: float | None = None
+    ) -> PromptTraffic:
+        """Return the traffic between a stage's GPUs for a token of a prompt."""
+        num_computed = num_tokens or prompt_tokens
+        return prompt_traffic(
+            self.engine, stage.kv_bytes_per_token, stage.query_bytes, prompt_tokens, num_computed
+        )
 
 
 def hosts_for(tp: int, num_stages: int, assumed: Assumptions) -> int:
@@ -325,11 +365,12 @@ def smallest_replica(
     assumed, reasons = assumed or Assumptions(), []
     element = ELEMENT_BYTES[facts.dtype if engine.dtype == "auto" else engine.dtype]
     weight_bytes = facts.weight_bytes(element, engine.quantization)
-    for tp, count in _divisions(facts, assumed, most_hosts, num_stages):
+    for tp, count in _divisions(facts, engine.context_parallel_size, assumed, most_hosts, num_stages):
         share = weight_bytes / (tp * count) / gpu.memory_bytes  # of an average stage
         if share <= assumed.max_weight_share:
             try:
-                replica = ReplicaPlan(facts, gpu, tp, replace(engine, pipeline_parallel_size=count), assumed)
+                settings = replace(engine, tensor_parallel_size=tp, pipeline_parallel_size=count)
+                replica = ReplicaPlan(facts, gpu, tp, settings, assumed)
             except ValueError as error:
                 reasons.append(str(error))
                 continue
@@ -345,19 +386,26 @@ def smallest_replica(
 
 
 def _divisions(
-    facts: ModelConfig, assumed: Assumptions, most_hosts: int, num_stages: int | None
+    facts: ModelConfig, cp: int, assumed: Assumptions, most_hosts: int, num_stages: int | None
 ) -> list[tuple[int, int]]:
     """Return the possible numbers of GPUs in a stage and of stages, in order of preference."""
     if num_stages is not None:
         divided(facts, num_stages)  # raises ValueError for too many
-    sizes = [size for size in possible_sizes(facts) if size <= assumed.gpus_per_host]
+    possible = sizes_for_context(facts, cp)
+    if possible[0] > assumed.gpus_per_host:
+        raise ValueError(
+            f"context_parallel_size is {cp}, for which {possible[0]} GPUs or more share each layer of this "
+            f"model ({facts.num_kv_heads} key-value heads), but a host has {assumed.gpus_per_host}; lower it, "
+            "or choose hosts with more GPUs (--gpus-per-host)"
+        )
+    sizes = [size for size in possible if size <= assumed.gpus_per_host]
     most = min(most_stages(facts), MAX_STAGES)
     counts = range(1, most + 1) if num_stages is None else (num_stages,)
     found = [(tp, count) for tp, count in product(sizes, counts) if hosts_for(tp, count, assumed) <= most_hosts]
     if not found:
         raise ValueError(
-            f"{counts[0]} stages of one GPU each take {hosts_for(1, counts[0], assumed)} hosts of "
-            f"{assumed.gpus_per_host} GPUs, but there may be {most_hosts} (--hosts)"
+            f"{counts[0]} stages of {_gpus(sizes[0])} each take {hosts_for(sizes[0], counts[0], assumed)} hosts "
+            f"of {assumed.gpus_per_host} GPUs, but there may be {most_hosts} (--hosts)"
         )
 
     def preference(division: tuple[int, int]) -> tuple[bool, int, int, int]:
@@ -365,3 +413,7 @@ def _divisions(
         return count > 1, hosts_for(tp, count, assumed), tp * count, count
 
     return sorted(found, key=preference)
+
+
+def _gpus(count: int) -> str:
+    return "one GPU" if count == 1 else f"{count} GPUs"

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from deployments.replica.autoscaling import Targets
+from deployments.simulator.planning.context import ContextFigures, context_figures
 from deployments.simulator.planning.known import PlannedModel
 from deployments.simulator.planning.load import Operation, RequestShape, operate, replicas_for
 from deployments.simulator.planning.pipeline import PipelineFigures, pipeline_figures
@@ -74,8 +75,12 @@ def warnings(plan: CapacityPlan) -> list[str]:
             if use.share > 1
         ]
         found.append(
-            "No pipeline has run on GPUs yet, and stages run without CUDA graphs: steps of few requests take "
-            "longer than estimated."
+            "No pipeline has run on GPUs yet. The time to start transfers between stages is not estimated."
+        )
+    if replica.cp > 1:
+        found.append(
+            "KV in parts has not run on several GPUs yet. The time to start the exchanges, three in each layer of "
+            "a decode step, is not estimated."
         )
     return found
 
@@ -83,6 +88,11 @@ def warnings(plan: CapacityPlan) -> list[str]:
 def figures(plan: CapacityPlan) -> PipelineFigures | None:
     """Return the figures of the plan's pipelines with as many requests as fit; None if there is one stage."""
     return pipeline_figures(plan.replica, full_batch(plan), plan.request)
+
+
+def exchange(plan: CapacityPlan) -> ContextFigures | None:
+    """Return the figures of the plan's exchanges with as many requests as fit; None if KV is not divided."""
+    return context_figures(plan.replica, full_batch(plan), plan.request)
 
 
 def as_json(plan: CapacityPlan) -> dict[str, Any]:
@@ -108,13 +118,14 @@ def as_json(plan: CapacityPlan) -> dict[str, Any]:
         "replica": {
             "tensor_parallel_size": replica.tp,
             "pipeline_parallel_size": len(replica.stages),
+            "context_parallel_size": replica.cp,
             "hosts": replica.num_hosts,
             "weight_bytes_per_gpu": max(stage.weight_bytes for stage in replica.stages) // replica.tp,
             "kv_bytes_per_token": replica.kv_bytes_per_token,
             "kv_bytes_per_token_per_layer": replica.kv_bytes_per_token // facts.num_kv_layers,
             "free_bytes_per_gpu": replica.free_bytes,
             "kv_memory_share": replica.engine.kv_memory_share,
-            "page_size_tokens": replica.engine.page_size,
+            "page_size_tokens": replica.engine.page_tokens,
             "kv_pages": replica.num_pages,
             "state_slots": replica.num_state_slots,
             "state_bytes": replica.state_bytes,
@@ -123,7 +134,7 @@ def as_json(plan: CapacityPlan) -> dict[str, Any]:
             "requests_that_fit_by_windowed_kv": dict(with_and_without(replica, request.num_tokens)),
             "decode_step_s_alone": replica.decode_step_s(1, request.context),
             "decode_step_s_full": replica.decode_step_s(full_batch(plan), request.context),
-            "prefill_tokens_per_s": replica.prefill_tokens_per_s(request.prompt_tokens),
+            "prefill_tokens_per_s": replica.prefill_tokens_per_s(request.prompt_tokens, request.uncached_tokens),
             "ttft_s_alone": replica.ttft_s_alone(request.uncached_tokens, request.prompt_tokens),
             "stages": [
                 {
@@ -139,6 +150,7 @@ def as_json(plan: CapacityPlan) -> dict[str, Any]:
                 for stage in replica.stages
             ],
             "pipeline": None if (pipeline := figures(plan)) is None else asdict(pipeline),
+            "context": None if (context := exchange(plan)) is None else asdict(context),
         },
         "replicas": plan.count,
         "gpus": plan.count * replica.num_gpus,

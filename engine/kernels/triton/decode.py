@@ -17,7 +17,16 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import DECODE_THREADS, LaunchConfig, block_of, largest_config, power_of_2
-from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, scores_of_sinks, start
+from engine.kernels.triton.tile import (
+    LOG2_E,
+    LOWEST,
+    TILE,
+    attend,
+    is_interpreted,
+    scores_of_sinks,
+    start,
+    store_sums,
+)
 from engine.kernels.triton.work_list import WorkList
 
 _MIN_DOT_ROWS = 16
@@ -55,6 +64,7 @@ def decode(
     kv_scales: tuple[float, float],
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
 ) -> None:
     """Attend from the last position of each row to all of its KV.
 
@@ -65,6 +75,7 @@ def decode(
     program: from `decode_config`
     scale: factor of scores; kv_scales: factors of the keys and values in the pages
     soft_cap: scores become cap * tanh(score / cap); sinks: [num_heads], a score of each head without a value
+    sums: float32 [R, num_heads], contiguous: gets the logarithms of the sums of weights; -inf without positions
     """
     num_heads, head_dim = query.shape[1:]
     page_size, num_kv_heads = pages.shape[2:4]
@@ -86,6 +97,7 @@ def decode(
         parts.lse,
         out,
         query if sinks is None else sinks,
+        parts.lse if sums is None else sums,
         scale * kv_scales[0] * LOG2_E,
         kv_scales[1],
         *query.stride()[:2],
@@ -101,6 +113,7 @@ def decode(
         SOFT_CAP=soft_cap or 0.0,
         HAS_SINKS=sinks is not None,
         HAS_GROUPS=groups is not None,
+        HAS_SUMS=sums is not None,
         INTERPRETED=is_interpreted(_attend),
         num_warps=DECODE_THREADS // 32,
         num_stages=program.num_stages,
@@ -123,6 +136,7 @@ def _attend(
     part_lse,
     out,
     sinks,
+    sums,
     scale,
     value_scale,
     query_stride,
@@ -141,6 +155,7 @@ def _attend(
     SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_GROUPS: tl.constexpr,
+    HAS_SUMS: tl.constexpr,
     INTERPRETED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -227,6 +242,8 @@ def _attend(
                 shrink = tl.exp2(highest - risen)
                 acc = acc * shrink[:, None]
                 total = total * shrink + tl.exp2(sink - risen)
+            if HAS_SUMS:
+                store_sums(sums + row * NUM_KV_HEADS * GROUP + heads, highest, total, member < GROUP)
             whole = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale
             place = (row * NUM_KV_HEADS * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
             tl.store(out + place, whole.to(out.dtype.element_ty), mask=is_real)

@@ -20,7 +20,16 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import LaunchConfig, block_of, largest_config, power_of_2
-from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, scores_of_sinks, seen_tiles
+from engine.kernels.triton.tile import (
+    LOG2_E,
+    LOWEST,
+    TILE,
+    attend,
+    is_interpreted,
+    scores_of_sinks,
+    seen_tiles,
+    store_sums,
+)
 
 _WIDE_BYTES = 256
 """Largest bytes of a head for which accumulators of 128 rows stay in registers."""
@@ -78,17 +87,20 @@ def extend(
     kv_scales: tuple[float, float],
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
+    is_causal: bool = True,
 ) -> None:
-    """Attend from each query of the rows in `tiles` to its row's positions up to its own.
+    """Attend from each query of the rows in `tiles` to its row's positions up to its own, or to all of them.
 
     query: [N, num_heads, head_dim], numbers of a head contiguous; row r's are qo_indptr[r] .. qo_indptr[r + 1],
-        the last of its kv_lens[r] positions
+        the last of its kv_lens[r] positions if `is_causal`
     pages: [2, pages, page_size, num_kv_heads, head_dim], numbers of a head contiguous; otherwise any strides
     block_table: int32 [R, P], pages of a row contiguous; qo_indptr: int32 [R + 1]; kv_lens: int32 [R]
     tiles: int32 [T, 2], from `query_tiles`, of `program.rows // group` queries; program: from `extend_config`
     out: [N, num_heads * head_dim], contiguous; only these rows' tokens are written
     scale: factor of scores; kv_scales: factors of the keys and values in the pages
     soft_cap: scores become cap * tanh(score / cap); sinks: [num_heads], a score of each head without a value
+    sums: float32 [N, num_heads], contiguous: gets the logarithms of the sums of weights; -inf without positions
     """
     num_heads, head_dim = query.shape[1:]
     page_size, num_kv_heads = pages.shape[2:4]
@@ -104,6 +116,7 @@ def extend(
         tiles,
         out,
         query if sinks is None else sinks,
+        query if sums is None else sums,
         scale * kv_scales[0] * LOG2_E,
         kv_scales[1],
         *query.stride()[:2],
@@ -118,6 +131,8 @@ def extend(
         WINDOW=window or 0,
         SOFT_CAP=soft_cap or 0.0,
         HAS_SINKS=sinks is not None,
+        HAS_SUMS=sums is not None,
+        IS_CAUSAL=is_causal,
         INTERPRETED=is_interpreted(_extend),
         num_warps=num_warps(program, head_dim),
         num_stages=program.num_stages,
@@ -135,6 +150,7 @@ def _extend(
     tiles,
     out,
     sinks,
+    sums,
     scale,
     value_scale,
     query_stride,
@@ -152,6 +168,8 @@ def _extend(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_SUMS: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
@@ -160,7 +178,8 @@ def _extend(
     first = tl.load(tile + 1)
     begin = tl.load(qo_indptr + row)
     num_queries = tl.load(qo_indptr + row + 1) - begin
-    offset = tl.load(kv_lens + row) - num_queries  # position of the row's first query
+    kv_len = tl.load(kv_lens + row)
+    offset = kv_len - num_queries if IS_CAUSAL else kv_len  # position of the row's first query
     last = tl.minimum(first + BLOCK_M // GROUP, num_queries)
 
     packed = tl.arange(0, BLOCK_M)
@@ -180,6 +199,9 @@ def _extend(
         highest = scores_of_sinks(sinks, head, packed < BLOCK_M // GROUP * GROUP)
         total = tl.full([BLOCK_M], 1.0, dtype=tl.float32)
     start, whole_start, whole_end, end = seen_tiles(offset, first, last, WINDOW, TILE)
+    if not IS_CAUSAL:  # Queries come after all positions.
+        end = kv_len
+        whole_end = kv_len // TILE
     for phase in tl.static_range(3):
         if phase == 0:
             tile_begin, tile_end = start // TILE, whole_start
@@ -192,6 +214,8 @@ def _extend(
                 positions = kv_tile * TILE + tl.arange(0, TILE)
                 distance = (offset + index)[:, None] - positions[None, :]
                 seen = distance >= 0
+                if not IS_CAUSAL:
+                    seen = seen & (positions < end)[None, :]
                 if WINDOW > 0:
                     seen = seen & (distance < WINDOW)
                 acc, highest, total = attend(
@@ -215,6 +239,9 @@ def _extend(
                     phase != 1,
                     INTERPRETED,
                 )
+    if HAS_SUMS:
+        is_query = (packed < BLOCK_M // GROUP * GROUP) & (index < num_queries)
+        store_sums(sums + token * NUM_HEADS + head, highest, total, is_query)
     acc = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale  # Padding has no visible position.
     places = (token * NUM_HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(out + places, acc.to(out.dtype.element_ty), mask=is_real)

@@ -58,6 +58,13 @@ def scores_of_sinks(sinks, heads, is_head):
 
 
 @triton.jit
+def store_sums(places, highest, total, is_real):
+    """Write the natural logarithms of sums of weights, which are relative to `highest`, in base 2; -inf for 0."""
+    logarithms = (highest + tl.log2(tl.where(total > 0, total, 1.0))) / _LOG2_E
+    tl.store(places, tl.where(total > 0, logarithms, float("-inf")), mask=is_real)
+
+
+@triton.jit
 def weighed(scores, highest, total):
     """Return the weights of a tile's scores, the factor of earlier sums, and the new `highest` and `total`
     (`attend`).

@@ -71,6 +71,9 @@ def test_a_model_inherits_nothing_of_the_demo(monkeypatch: pytest.MonkeyPatch, h
     stages = shown("--model", model, "--pipeline-parallel", "2")
     assert stages["engine.pipeline_parallel_size"] == ("2", "given by --pipeline-parallel")
     assert (stages["engine.tensor_parallel_size"][0], stages["engines.count"][0]) == ("1", "1")
+    with_gpus(monkeypatch, 4)
+    parts = shown("--model", model, "--tensor-parallel", "4", "--context-parallel", "2")
+    assert parts["engine.context_parallel_size"] == ("2", "given by --context-parallel")
 
 
 def test_a_file_s_settings_win_and_are_named(here: Path) -> None:
@@ -99,6 +102,7 @@ def test_bad_settings_are_refused_as_by_a_start(monkeypatch: pytest.MonkeyPatch,
             ("{engine: {device: cuda}}", (), 'engine.device is "cuda", but no GPU is visible'),
             ("{engines: {count: 9, num_cpus: 1}}", (), "reserve 9.25 CPUs in Ray, but there are 2:"),
             ("{engine: {micro_batches: 2}}", (), "micro_batches is 2, but pipeline_parallel_size is 1"),
+            ("{}", ("--context-parallel", "2"), "is 2, which does not divide tensor_parallel_size 1: "),
             ("{}", ("--pipeline-parallel", "65"), "pipeline_parallel_size must be in [1, 64], got 65"),
         )
     ):
@@ -124,6 +128,10 @@ def test_a_setting_that_only_serve_would_refuse_is_refused_too(here: Path) -> No
     result = raydix("serve", "--dry-run", "--model", str(demo_model_path()), "--pipeline-parallel", "7")
     assert result.returncode == 1
     assert "pipeline_parallel_size is 7, but the 6 layers of this model" in result.stderr
+    parts = ("--tensor-parallel", "4", "--context-parallel", "4")
+    result = raydix("serve", "--dry-run", "--model", str(demo_model_path()), *parts)
+    assert result.returncode == 1
+    assert "context_parallel_size is 4, but the number of ranks with the same key-value head is 2" in result.stderr
 
 
 def test_a_server_that_runs_is_no_reason_to_show_nothing() -> None:

@@ -136,6 +136,32 @@ def test_info_shows_the_layers_the_weights_and_the_kv_of_each_stage() -> None:
     assert "raydix plan m --pipeline-parallel 2" in said["KV pages"] and "KV pages here" not in said
 
 
+def test_info_shows_what_a_rank_keeps_of_divided_kv() -> None:
+    facts = planned_model("Qwen3-30B-A3B").facts
+    config = EngineConfig(model="m", dtype="bfloat16", tensor_parallel_size=8, context_parallel_size=2)
+    table = describe("m", demo_model_path(), facts, config, Machine("cpu", 1 << 40))
+    said = dict(zip(*(map(str, column.cells) for column in table.columns), strict=True))
+    # 48 layers with keys and values of 128 numbers in one head: 24,576 bytes, of which a rank keeps half.
+    assert said["  in parts"] == (
+        "2, on ranks with the same key-value head. With tensor_parallel_size 8 (or 16, 32), a rank has 1 of 4 "
+        "heads and keeps 16 tokens of each page: on average 12,288 bytes per token instead of 24,576"
+    )
+    assert said["KV per page"] == "3.0 MiB (32 tokens)"
+    assert said["KV pages"] == "on 8 devices or more: see raydix plan m --context-parallel 2"
+    both = replace(config, pipeline_parallel_size=3)
+    table = describe("m", demo_model_path(), facts, both, Machine("cpu", 1 << 40))
+    said = dict(zip(*(map(str, column.cells) for column in table.columns), strict=True))
+    assert said["KV pages"].startswith("on 24 devices")
+    assert said["KV pages"].endswith("raydix plan m --pipeline-parallel 3 --context-parallel 2")
+
+
+def test_info_chooses_the_fewest_ranks_that_divide_the_kv(capsys: pytest.CaptureFixture[str]) -> None:
+    info.run("demo", page_size=16, dtype="auto", device="cpu", context_parallel=2)
+    assert "With tensor_parallel_size 4, a rank has 1 of 2 heads" in " ".join(
+        capsys.readouterr().out.replace("│", " ").split()
+    )
+
+
 def test_info_shows_the_state_of_a_stage_s_recurrent_layers() -> None:
     facts = ModelConfig.from_json(PUBLISHED["Qwen/Qwen3-Next-80B-A3B-Instruct"], {}, "next")
     config = EngineConfig(model="m", pipeline_parallel_size=4)
@@ -175,6 +201,8 @@ def _pages_here(facts: ModelConfig, config: EngineConfig, machine: Machine) -> s
         (("info", "/no/such/model"), "there is no directory /no/such/model"),
         (("info", "demo", "--pipeline-parallel", "7"), "(Qwen3ForCausalLM) can be divided into at most 6 stages"),
         (("info", "--pipeline-parallel", "2"), "divides a model's layers: name the model"),
+        (("info", "demo", "--context-parallel", "4"), "context_parallel_size is 4, but the number of ranks"),
+        (("info", "--context-parallel", "2"), "divides a model's KV: name the model"),
         (("generate", "/no/such/model", "hello"), "there is no directory /no/such/model"),
         (("generate", "demo", ""), "the prompt is empty"),
         (("serve", "/no/such.yaml"), "cannot read /no/such.yaml"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from deployments.cli.app import app
 from deployments.cli.errors import UserError
 from deployments.config.args import AppArgs
 from deployments.simulator.planning import report
-from deployments.simulator.planning.known import gpu_named, gpus, planned_model
+from deployments.simulator.planning.known import PlannedModel, gpu_named, gpus, planned_model
 from deployments.simulator.planning.load import RequestShape
 from deployments.simulator.planning.replica import ReplicaPlan
 from engine.model_config.config import ELEMENT_BYTES, ModelConfig
@@ -139,6 +140,28 @@ def test_a_link_that_is_the_limit_is_warned_of() -> None:
     assert slow["replica"]["prefill_tokens_per_s"] < fast["replica"]["prefill_tokens_per_s"]
 
 
+def test_kv_in_parts_is_planned_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("Qwen3-30B-A3B", "--context-parallel", 2, "--prompt-tokens", 30_000)
+    replica = json.loads(plan(*asked, "--json"))["replica"]
+    whole = json.loads(plan("Qwen3-30B-A3B", "--tensor-parallel", 8, "--json"))["replica"]
+    assert [replica[name] for name in ("tensor_parallel_size", "context_parallel_size")] == [8, 2]
+    assert (replica["kv_tokens"], replica["page_size_tokens"]) == (2 * whole["kv_tokens"], 32)
+    assert replica["kv_tokens"] == replica["kv_pages"] * replica["page_size_tokens"]
+    assert replica["context"]["parts"] == 2 and whole["context"] is None
+    text = plan(*asked, "--yaml", "-")
+    engine = args_of(text)["engine"]
+    assert (engine["tensor_parallel_size"], engine["context_parallel_size"], engine["page_size"]) == (8, 2, 16)
+    assert "# WARNING: KV in parts has not run on several GPUs yet" in text
+    monkeypatch.setenv("COLUMNS", "160")
+    slow = plan(*asked, "--peer-gb-s", 0.5)
+    rows = {cells[1].strip(): cells for line in slow.splitlines() if len(cells := line.split("│")) > 2}
+    assert "of 32 tokens" in rows["KV pages"][3] and rows["KV in parts"][2].strip() == "2"
+    assert "of the 0.5 GB/s of --peer-gb-s: queries and partial results" in rows["exchange, decode"][3]
+    assert "earlier KV, while attention computes" in rows["exchange, prefill"][3]
+    few = plan(*asked, "--hit-rate", 0.99)
+    assert "earlier KV" not in few and few.count("queries and partial results") == 2
+
+
 def test_a_directory_and_a_config_file_need_no_network_either(tmp_path: Path) -> None:
     by_name = json.loads(plan("demo", "--gpu", "l4", "--json"))
     by_path = json.loads(plan(demo_model_path(), "--gpu", "l4", "--json"))
@@ -158,18 +181,25 @@ def test_pages_too_few_for_the_longest_request_are_warned_of() -> None:
     )
 
 
+def shown(model: PlannedModel, replica: ReplicaPlan, width: int) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    plan_view.show(report.CapacityPlan(model, replica, 2, RequestShape()), console)
+    return console.export_text()
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_tables_keep_to_the_terminal(width: int, stages: int) -> None:
     model = planned_model("Qwen3-32B")
     engine = EngineConfig(kv_memory_share=0.9, pipeline_parallel_size=stages)
-    replica = ReplicaPlan(model.facts, gpu_named("h100"), 2, engine)
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    plan_view.show(report.CapacityPlan(model, replica, 2, RequestShape()), console)
-    text = console.export_text()
+    text = shown(model, ReplicaPlan(model.facts, gpu_named("h100"), 2, engine), width)
     assert max(map(len, text.splitlines())) <= width
     assert "estimates" in text and "65,524,246,528" not in text and "61.0 GiB" in text
     assert ("bubble of a burst" in text) == ("Each GPU of a stage" in text) == (stages > 1)
+    mixture = planned_model("Qwen3-30B-A3B")
+    halves = replace(engine, tensor_parallel_size=8, context_parallel_size=2)
+    parts = shown(mixture, ReplicaPlan(mixture.facts, gpu_named("h100"), 8, halves), width)
+    assert max(map(len, parts.splitlines())) <= width and "KV in parts" in parts
 
 
 @pytest.mark.parametrize(
@@ -187,6 +217,16 @@ def test_the_tables_keep_to_the_terminal(width: int, stages: int) -> None:
         (["demo", "--tensor-parallel", "16"], "tensor_parallel_size is 16"),
         (["demo", "--pipeline-parallel", "7"], "the 6 layers of this model .* into at most 6 stages"),
         (["demo", "--pipeline-parallel", "65"], r"pipeline_parallel_size must be in \[1, 64\], got 65"),
+        (
+            ["demo", "--context-parallel", "4"],
+            r"context_parallel_size is 4, but .* is 2 \(.* is 4, and the model has 2\); it can be 1, 2$",
+        ),
+        (["demo", "--context-parallel", "3", "--tensor-parallel", "4"], "does not divide tensor_parallel_size 4:"),
+        (["demo", "--context-parallel", "65"], "context_parallel_size must be in"),
+        (
+            ["Qwen3-30B-A3B", "--context-parallel", "2", "--gpus-per-host", "4"],
+            "for which 8 GPUs or more share each layer .* a host has 4; .*--gpus-per-host",
+        ),
         (["demo", "--micro-batches", "2"], "micro_batches is 2, but pipeline_parallel_size is 1"),
         (
             ["demo", "--pipeline-parallel", "3", "--tensor-parallel", "4", "--hosts", "1"],

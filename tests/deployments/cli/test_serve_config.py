@@ -116,7 +116,11 @@ def test_a_number_of_gpus_is_the_engine_s(tmp_path: Path) -> None:
     assert args["engine"] == {"model": "other", "tensor_parallel_size": 2}
     stages = load(None, Overrides(model="other", pipeline_parallel=3))["applications"][0]["args"]
     assert stages["engine"] == {"model": "other", "pipeline_parallel_size": 3}
+    parts = load(None, Overrides(model="other", tensor_parallel=4, context_parallel=2))["applications"][0]["args"]
+    assert parts["engine"] == {"model": "other", "tensor_parallel_size": 4, "context_parallel_size": 2}
     several = "applications: [{name: x, import_path: 'deployments.app:build', args: {models: [{}]}}]"
+    with pytest.raises(UserError, match="--context-parallel and --tensor-parallel need"):
+        load(written(tmp_path, several), Overrides(context_parallel=2))
     with pytest.raises(UserError, match="--tensor-parallel need a config with one model"):
         load(written(tmp_path, several), Overrides(tensor_parallel=2))
     with pytest.raises(UserError, match="need a config with one model"):

@@ -255,7 +255,7 @@ def test_a_step_of_which_too_much_would_be_padding_is_not_one_graph() -> None:
     def layers(ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         raise AssertionError("only sizes are asked for")
 
-    drafts = DraftGraphs(layers, (5,), 64, 80, 4, 0, torch.zeros(1, 1), Recording())
+    drafts = DraftGraphs(layers, draft_sizes((5,), 64), 80, 4, 0, torch.zeros(1, 1), Recording())
 
     def size(*lens: int) -> Any:
         rows = [

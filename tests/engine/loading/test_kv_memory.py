@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +35,13 @@ def test_pages_fill_the_stated_share_of_free_memory() -> None:
 def test_no_more_pages_than_the_largest_batch_can_use() -> None:
     config = EngineConfig(max_running=4, page_size=16)
     assert pages_for(config, 2**40, 1024, max_model_len=100) == 4 * 7
+
+
+def test_a_page_of_several_ranks_has_the_tokens_of_all_of_them() -> None:
+    config = EngineConfig(max_running=4, page_size=16, tensor_parallel_size=3, context_parallel_size=3)
+    assert config.page_tokens == 48
+    assert pages_for(config, 64 * MIB, MIB // 16, max_model_len=4096) == 16, "memory is that of one rank"
+    assert pages_for(config, 2**40, 1024, max_model_len=100) == 4 * 3
 
 
 def test_stated_pages_are_taken_as_stated() -> None:
@@ -139,6 +147,17 @@ def test_gpus_that_share_a_model_need_less_each() -> None:
     check_room(config, LLAMA, 2, half, 131_072, int(15.5 * GIB), 2)
     with pytest.raises(ValueError, match=r"weights take 7\.48 GiB.*8\.00 GiB, and 15\.00 GiB"):
         check_room(config, LLAMA, 2, half, 131_072, 15 * GIB, 2)
+
+
+def test_divided_kv_takes_so_much_less_of_a_gpu() -> None:
+    """On 16 GPUs 957 MiB of weights each, and 16 KiB for each token of a key-value head: 2 GiB for the longest."""
+    head, whole = LLAMA.kv_bytes_per_token(2) // 8, EngineConfig(device="cuda", tensor_parallel_size=16)
+    halves = replace(whole, context_parallel_size=2)
+    check_room(halves, LLAMA, 2, head, 131_072, 2 * GIB, 16)
+    with pytest.raises(ValueError, match=r"131,072 tokens, 2\.00 GiB, .* max_model_len to at most 69792 "):
+        check_room(whole, LLAMA, 2, head, 131_072, 2 * GIB, 16)
+    with pytest.raises(ValueError, match=r"131,072 tokens, 1\.00 GiB, .* max_model_len to at most 8512 "):
+        check_room(halves, LLAMA, 2, head, 131_072, 1024 * MIB, 16)
 
 
 def test_the_most_pages_that_fit_are_named() -> None:

@@ -12,11 +12,12 @@ import torch
 from engine.loading.weights import load_decoder
 from engine.model_config.config import ModelConfig
 from engine.parallel.collective import Collective
-from engine.parallel.shard import Shard, check_divides
+from engine.parallel.shard import Shard, check_context, check_divides, sizes_for_context
 from engine.ranks.load_on_ranks import load_on_ranks
 from engine.ranks.rank_group import check_alike
 from engine.settings.config import EngineConfig
 from tests.engine.support.oracle import save_tiny
+from tests.engine.support.published_models import PUBLISHED
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,54 @@ def test_weights_are_the_ranks_slices(model: Path, config: ModelConfig) -> None:
 def test_a_size_that_does_not_divide_is_refused(config: ModelConfig, size: int, numbers: str) -> None:
     with pytest.raises(ValueError, match=f"tensor_parallel_size is {size}.*{numbers}"):
         check_divides(config, size)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "possible"), [(1, [1]), (2, [1]), (4, [1, 2]), (8, [1, 2, 4]), (6, [1, 3]), (12, [1, 2, 3, 6])]
+)
+def test_ranks_with_the_same_key_value_head_divide_its_kv(
+    config: ModelConfig, ranks: int, possible: list[int]
+) -> None:
+    """Two key-value heads: of eight ranks, four have the same one."""
+    accepted = []
+    for size in range(1, 2 * ranks):
+        try:
+            check_context(config, ranks, size)
+            accepted.append(size)
+        except ValueError as error:
+            said = f"head is {max(1, ranks // 2)} (tensor_parallel_size is {ranks}, and the model has 2); "
+            assert str(error).endswith(f"{said}it can be {', '.join(map(str, possible))}")
+    assert accepted == possible
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("openai/gpt-oss-20b", "GptOssForCausalLM.* a window or a chunk"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "Llama4.* a window or a chunk"),
+    ],
+)
+def test_kv_of_windows_and_chunks_is_not_divided(name: str, said: str) -> None:
+    config = ModelConfig.from_json(PUBLISHED[name], {}, name)
+    check_context(config, 16, 1)
+    with pytest.raises(ValueError, match=f"context_parallel_size is 2, but .*{said}"):
+        check_context(config, 16, 2)
+
+
+def test_the_numbers_of_ranks_that_divide_the_kv_are_those_that_pass_both_checks(config: ModelConfig) -> None:
+    assert [sizes_for_context(config, parts) for parts in (1, 2, 4)] == [[1, 2, 4, 8], [4, 8], [8]]
+    with pytest.raises(ValueError, match=r"is 8, but .* head is 4 \(.* is 8, .* has 2\); .* 1, 2, 4$"):
+        sizes_for_context(config, 8)
+    windowed = ModelConfig.from_json(PUBLISHED["openai/gpt-oss-20b"], {}, "gpt-oss")
+    with pytest.raises(ValueError, match="a window or a chunk"):
+        sizes_for_context(windowed, 2)
+
+
+def test_kv_of_different_heads_is_not_divided(config: ModelConfig) -> None:
+    other = replace(config.layers[1], attention=replace(config.attention, num_kv_heads=1))
+    mixed = replace(config, layers=(config.layers[0], other, *config.layers[2:]))
+    with pytest.raises(ValueError, match=r"context_parallel_size is 2, but .* heads of several kinds"):
+        check_context(mixed, 4, 2)
 
 
 @pytest.mark.parametrize("found", [1, 3])

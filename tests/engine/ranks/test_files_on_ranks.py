@@ -21,7 +21,7 @@ from tests.engine.support.rank_processes import Threads
 from tests.engine.support.whole_engines import GREEDY, run_prompts, tokens_of
 
 PROMPTS = [random_ids(seed, 90) for seed in (1, 2, 3, 4)]
-TWO_RANKS, TWO_STAGES = Layout(2), Layout(1, stages=2)
+TWO_RANKS, TWO_STAGES, PARTS = Layout(2), Layout(1, stages=2), Layout(4, parts=2)
 """The two stages of the three layers have parts of pages of different sizes."""
 NUM_PAGES = 3 * 5
 """Pages of the prompts that are evicted: the device has room for the last one."""
@@ -29,7 +29,7 @@ NUM_PAGES = 3 * 5
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny("qwen3", tmp_path_factory.mktemp("model"))
+    return save_tiny("qwen3", tmp_path_factory.mktemp("model"), num_attention_heads=8)
 
 
 @pytest.fixture
@@ -48,11 +48,12 @@ def engine_on(model: Path, directory: Path, layout: Layout = TWO_RANKS) -> Itera
         device="cpu",
         threads=1,
         kv_pages=7,
-        page_size=16,
+        page_size=16 // layout.parts,
         max_running=1,
         max_step_tokens=16,
         tensor_parallel_size=layout.size,
         pipeline_parallel_size=layout.stages,
+        context_parallel_size=layout.parts,
         host_kv_gib=2**-8,
         host_kv_min_uses=1,
         kv_tier=KVTier(str(directory), rescan_s=0.01),
@@ -87,7 +88,7 @@ def parts(directory: Path, rank: int) -> list[Path]:
     return sorted(directory.glob(f"*/*.{rank}.kv"))
 
 
-@pytest.mark.parametrize("layout", [TWO_RANKS, TWO_STAGES, Layout(2, stages=2)], ids=str)
+@pytest.mark.parametrize("layout", [TWO_RANKS, TWO_STAGES, Layout(2, stages=2), PARTS], ids=str)
 def test_files_of_the_ranks_are_continued_after_a_restart_and_by_another_engine(
     model: Path, directory: Path, layout: Layout
 ) -> None:
@@ -102,7 +103,7 @@ def test_files_of_the_ranks_are_continued_after_a_restart_and_by_another_engine(
     assert not list(directory.glob("**/*.part"))
 
 
-@pytest.mark.parametrize("layout", [TWO_RANKS, TWO_STAGES], ids=str)
+@pytest.mark.parametrize("layout", [TWO_RANKS, TWO_STAGES, PARTS], ids=str)
 def test_pages_in_host_memory_come_back_on_every_rank(model: Path, directory: Path, layout: Layout) -> None:
     with engine_on(model, directory, layout) as engine:
         assert right(model, answers(engine))

@@ -14,7 +14,7 @@ from engine.program.engine import Engine
 from engine.runner.token_reader import TokensUnderway
 from engine.settings.drafting import Speculation
 from engine.values.sampling_params import SamplingParams
-from tests.engine.support.engines_on_ranks import PROMPTS, ranks_config, run_on_ranks, tokens_of_each
+from tests.engine.support.engines_on_ranks import PROMPTS, Layout, ranks_config, run_on_ranks, tokens_of_each
 from tests.engine.support.oracle import random_ids, save_tiny
 from tests.engine.support.rank_processes import Threads
 from tests.engine.support.recorded_graphs import GatheringAttention, Recording, SpreadingAttention
@@ -48,9 +48,19 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     return made
 
 
-@pytest.mark.parametrize(("size", "overlap"), [(2, True), (4, False)])
+@pytest.mark.parametrize(
+    ("layout", "overlap"),
+    [
+        (Layout(2), True),
+        (Layout(4), False),
+        (Layout(4, parts=2), True),
+        (Layout(1, stages=2), True),
+        (Layout(2, stages=2), False),
+    ],
+    ids=str,
+)
 def test_ranks_that_replay_get_the_tokens_of_one_that_does_not(
-    model: Path, recordings: list[Recording], size: int, overlap: bool
+    model: Path, recordings: list[Recording], layout: Layout, overlap: bool
 ) -> None:
     asked = [
         SamplingParams(temperature=0, max_tokens=12),
@@ -60,10 +70,12 @@ def test_ranks_that_replay_get_the_tokens_of_one_that_does_not(
     for params in asked:
         alone, _ = run_on_ranks(model, 1, PROMPTS, params, attention="reference", cuda_graphs="off")
         recordings.clear()
-        shared, _ = run_on_ranks(model, size, PROMPTS, params, overlap=overlap, **LIMITED)
+        shared, _ = run_on_ranks(model, layout, PROMPTS, params, overlap=overlap, **LIMITED)
         assert tokens_of_each(shared) == tokens_of_each(alone)
         replayed = [recording.num_replayed for recording in recordings]
-        assert len(replayed) == size and min(replayed) >= 8, "every rank replays what rank 0 does"
+        assert len(replayed) == layout.size * layout.stages and min(replayed) >= 8, (
+            "every rank replays what rank 0 does"
+        )
         assert len(set(replayed)) == 1
 
 

@@ -36,6 +36,8 @@ def on_one_rank(tiny: Tiny) -> Callable[[str], list[list[int]]]:
 
 
 ONE_STAGE, STAGES, BOTH = Layout(2), Layout(1, stages=2), Layout(2, stages=2)
+PARTS = Layout(4, parts=2)
+"""Each two of four ranks have the same one of two key-value heads, and divide its KV."""
 
 
 @pytest.mark.parametrize("layout", [ONE_STAGE, Layout(4), STAGES, Layout(1, stages=3), BOTH], ids=str)
@@ -48,7 +50,7 @@ def test_every_family_gives_the_same_greedy_tokens(
     assert tokens_of_each(shared) == on_one_rank(family)
 
 
-@pytest.mark.parametrize("layout", [ONE_STAGE, STAGES, BOTH], ids=str)
+@pytest.mark.parametrize("layout", [ONE_STAGE, STAGES, BOTH, PARTS], ids=str)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_sampled_tokens_and_their_logprobs_are_the_same(tiny: Tiny, overlap: bool, layout: Layout) -> None:
     """Tokens are drawn with noise, under penalties; the next step begins with tokens that only rank 0 chose."""
@@ -86,7 +88,7 @@ def test_preempted_requests_continue_with_the_same_tokens(
     assert (load.num_swapped > 0) == (preemption == "swap")
 
 
-@pytest.mark.parametrize("layout", [Layout(4), Layout(1, stages=3), BOTH], ids=str)
+@pytest.mark.parametrize("layout", [Layout(4), Layout(1, stages=3), BOTH, PARTS], ids=str)
 def test_pages_that_end_a_shared_prefix_are_copied_on_every_rank(tiny: Tiny, layout: Layout) -> None:
     base = random_ids(6, 50)
     prompts = [base, [*base[:21], *random_ids(7, 12)], base[:33]]
@@ -96,7 +98,7 @@ def test_pages_that_end_a_shared_prefix_are_copied_on_every_rank(tiny: Tiny, lay
     assert [events[-1].num_cached for events in shared] == [0, 21, 32]
 
 
-@pytest.mark.parametrize("layout", [ONE_STAGE, STAGES, BOTH], ids=str)
+@pytest.mark.parametrize("layout", [ONE_STAGE, STAGES, BOTH, PARTS], ids=str)
 def test_prompts_are_scored_alike(tiny: Tiny, layout: Layout) -> None:
     params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=3)
     alone, _ = run_on_ranks(tiny("qwen2"), 1, PROMPTS, params)
@@ -112,7 +114,7 @@ def scores_of(prompt: list[int], events: Sequence[StreamDelta]) -> list[float]:
     return [score.logprob for part in parts for score in part.read(prompt[part.start : part.end])]
 
 
-@pytest.mark.parametrize("layout", [ONE_STAGE, STAGES, BOTH], ids=str)
+@pytest.mark.parametrize("layout", [ONE_STAGE, STAGES, BOTH, PARTS], ids=str)
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_draft_tokens_are_verified_by_all_ranks(tiny: Tiny, method: Any, layout: Layout) -> None:
     """The draft model is rank 0's alone."""
@@ -127,7 +129,7 @@ def test_draft_tokens_are_verified_by_all_ranks(tiny: Tiny, method: Any, layout:
         assert engine.loop.load().num_steps < 20 * min(layout.stages, len(repeated))
 
 
-@pytest.mark.parametrize("layout", [ONE_STAGE, STAGES, BOTH], ids=str)
+@pytest.mark.parametrize("layout", [ONE_STAGE, STAGES, BOTH, PARTS], ids=str)
 def test_kv_in_eight_bits_is_scaled_by_all_ranks_together(tiny: Tiny, layout: Layout) -> None:
     """Finding the scales is a step that all of them run."""
     shared, _ = run_on_ranks(tiny("qwen3"), layout, PROMPTS, kv_dtype="fp8")

@@ -25,16 +25,18 @@ class Layout(NamedTuple):
     size: int
     """Ranks of each stage."""
     stages: int = 1
+    parts: int = 1
+    """Parts into which ranks with the same heads divide KV."""
 
     def __str__(self) -> str:
-        return f"{self.stages}x{self.size}"
+        return f"{self.stages}x{self.size}" + (f", {self.parts} parts" if self.parts > 1 else "")
 
 
 def ranks_config(model: Path, layout: Layout | int, **settings: Any) -> EngineConfig:
     """Return the settings of a small engine with such ranks; a number: so many in one stage."""
-    size, stages = Layout(layout) if isinstance(layout, int) else layout
+    size, stages, parts = Layout(layout) if isinstance(layout, int) else layout
     defaults = {"device": "cpu", "page_size": 16, "kv_pages": 64, "max_step_tokens": 32, "max_running": 8}
-    sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": stages}
+    sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": stages, "context_parallel_size": parts}
     return EngineConfig(model=str(model), threads=1, **{**sizes, **defaults, **settings})
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
 from cache import Namespace
-from engine.attention.base import AttentionBackend, AttentionShape
+from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep, StepWithSums
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import KVPages, store_kv
 from engine.values.plan import Chunk
@@ -58,16 +59,19 @@ class Paged:
         soft_cap: float | None = None,
         has_sinks: bool = False,
         device: torch.device = CPU,
+        needs_sums: bool = False,
+        is_causal: bool = True,
     ) -> None:
+        """`is_causal`: whether a row's queries are its last positions; otherwise they see all."""
         generator = torch.Generator().manual_seed(seed)
 
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
-        self.window, self.device = window, device
+        self.window, self.device, self.is_causal = window, device, is_causal
         self.shape = AttentionShape(
             heads.num, heads.num_kv_heads, heads.dim, page_size, frozenset({window}),
-            soft_cap=soft_cap, has_sinks=has_sinks, latent=heads.latent,
+            soft_cap=soft_cap, has_sinks=has_sinks, latent=heads.latent, needs_sums=needs_sums,
         )  # fmt: skip
         self.sinks = 3 * random(heads.num) if has_sinks else None
         parts = 2 if heads.latent is None else 1
@@ -104,7 +108,8 @@ class Paged:
             seen = range(0 if self.window is None else max(0, start - self.window + 1), start)
             slots[:, [row.pages[p // size] * size + p % size for p in seen]] = held[:, seen.start : start]
             chunks.append(row)
-        self.batch = AttentionBatch.from_chunks(chunks, size, self.pages.null_page, self.device)
+        batch = AttentionBatch.from_chunks(chunks, size, self.pages.null_page, self.device)
+        self.batch = replace(batch, is_causal=self.is_causal)
 
     def _rows(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """Each row's first position of the step, its keys and values, and its queries."""
@@ -113,10 +118,17 @@ class Paged:
 
     def attend(self, backend: AttentionBackend) -> torch.Tensor:
         """Return the output of `backend`, [N, num_heads * value_dim]."""
+        return self._prepared(backend).attend(self.pages.layer(0), self.query(), self.window, sinks=self.sinks)
+
+    def attend_with_sums(self, backend: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the output of `backend`, [N, num_heads, value_dim], and the logarithms of its sums of weights."""
+        step = cast("StepWithSums", self._prepared(backend))
+        return step.attend_with_sums(self.pages.layer(0), self.query())
+
+    def _prepared(self, backend: AttentionBackend) -> AttentionStep:
         key, *value = self.new()
         store_kv(self.pages.layer(0), self.batch.slot_mapping, key, value[0] if value else None)
-        step = backend.prepare(self.batch, self.pages.null_page)
-        return step.attend(self.pages.layer(0), self.query(), self.window, sinks=self.sinks)
+        return backend.prepare(self.batch, self.pages.null_page)
 
     def new(self) -> torch.Tensor:
         """The step's keys and values, [2, N, num_kv_heads, head_dim]; [1, ...] where keys hold the values."""
@@ -128,14 +140,24 @@ class Paged:
 
     def expected(self) -> torch.Tensor:
         """Return the expected output, computed in float64."""
-        return torch.cat([self._row(start, held.double(), query.double()) for start, held, query in self._rows()])
+        return torch.cat([row for row, _ in self._expected()]).flatten(1)
 
-    def _row(self, start: int, held: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    def expected_sums(self) -> torch.Tensor:
+        """Return the logarithms of the sums of weights, float64 [N, num_heads]."""
+        return torch.cat([sums for _, sums in self._expected()])
+
+    def _expected(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for start, held, query in self._rows():
+            yield self._row(start, held.double(), query.double())
+
+    def _row(self, start: int, held: torch.Tensor, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         parts = held.repeat_interleave(query.shape[1] // held.shape[2], 2).transpose(1, 2)
         keys, values = parts[0], parts[-1][..., : self.shape.value_dim]
         positions = torch.arange(held.shape[1], device=held.device)
         queries = positions[start:, None]
         seen = (positions <= queries) & (positions > queries - (self.window or held.shape[1]))
+        if not self.is_causal:
+            seen = torch.ones_like(seen)
         scores = query.transpose(0, 1) @ keys.transpose(1, 2) * self.shape.scale
         if self.shape.soft_cap is not None:
             scores = self.shape.soft_cap * torch.tanh(scores / self.shape.soft_cap)
@@ -144,5 +166,4 @@ class Paged:
             sinks = self.sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)
             scores = torch.cat((scores, sinks), -1)
         attended = scores.softmax(-1)[..., : held.shape[1]] @ values
-        row: torch.Tensor = attended.transpose(0, 1).flatten(1)
-        return row
+        return attended.transpose(0, 1), scores.logsumexp(-1).T

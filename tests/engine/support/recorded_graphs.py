@@ -77,6 +77,21 @@ class GatheringStep:
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=self._shape.scale)
         return out.reshape(len(query), -1)
 
+    def attend_with_sums(
+        self, pages: torch.Tensor, query: torch.Tensor, scales: KVScales = UNSCALED
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of one token, which see all that the device says."""
+        table, lens = self.batch.block_table.long(), self.batch.kv_lens[:, None]
+        keys, values = pages[:, table].flatten(2, 3).transpose(2, 3)
+        seen = (torch.arange(keys.shape[2]) < lens)[:, None, None]
+        grouped = query.reshape(len(query), keys.shape[1], -1, self._shape.head_dim)
+        keys = torch.where(seen.transpose(2, 3), keys, 0.0)
+        scores = (grouped @ keys.transpose(2, 3) * self._shape.scale).masked_fill(~seen, -torch.inf)
+        sums = scores.logsumexp(-1)
+        weights = torch.where(seen, torch.exp(scores - sums[..., None]), 0.0)
+        out = weights @ torch.where(seen.transpose(2, 3), values, 0.0)
+        return out.reshape(query.shape), sums.flatten(1)
+
 
 class Recording:
     """Replays call the recorded work again: on the same tensors, and on nothing else."""

@@ -123,6 +123,7 @@ def test_every_gpu_has_its_figures_and_a_source() -> None:
     for gpu in gpus().values():
         assert gpu.source.startswith("https://") and 20 < gpu.memory_gib < 200
         assert 100 < gpu.bandwidth_gb_s < 10_000 and 50 < gpu.bf16_tflops < 3000
+        assert 10 < gpu.peer_gb_s < gpu.bandwidth_gb_s
     with pytest.raises(ValueError, match=r"unknown GPU 'h999'; choose one of h100, h200"):
         gpu_named("h999")
 
