@@ -68,6 +68,13 @@ def attention(
         step.attend(case.pages.layer(0).to(kv_dtype), case.query(), window, sinks=case.sinks)
 
 
+def parts_of_kv(heads: Heads) -> None:
+    """Launch attention to a part of the positions, of decodes and of a prompt that comes after all of them."""
+    case = Paged((*DECODES, *EXTEND), heads, 16, None, BRAIN, needs_sums=True, is_causal=False)
+    with patch.object(RowGroups, "find"):
+        case.attend_with_sums(TritonAttention(case.shape))
+
+
 def prompts_by_tma(kv_dtype: torch.dtype, heads: Heads, tile: tuple[int, int], window: int | None = None) -> None:
     case = Paged([(0, 130)], heads, tile[0], window, BRAIN)
     batch, query = case.batch, case.query()
@@ -204,6 +211,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16, finds_groups=True),
         partial(attention, BRAIN, FP8, Heads(4, 2, 128), 16, rows=DECODES),
         partial(attention, BRAIN, BRAIN, Heads(2, 2, 256), 1, soft_cap=50.0, has_sinks=True),
+        partial(parts_of_kv, Heads(8, 1, 128)),
         partial(prompts_by_tma, BRAIN, Heads(4, 2, 128), (128, 2)),
         partial(prompts_by_tma, FP8, Heads(4, 2, 128), (64, 3), 100),
         partial(attention, BRAIN, BRAIN, Heads(8, 2, 64), 16, 128, has_sinks=True, rows=DECODES),
