@@ -27,7 +27,7 @@ from tests.engine.support.rank_processes import LastFirst, Threads
 from tests.engine.support.whole_engines import GREEDY, run_prompts, tokens_of
 
 PROMPTS = [random_ids(seed, 90) for seed in (1, 2)]
-TWO_RANKS, STAGES = Layout(2), Layout(2, stages=2)
+TWO_RANKS, STAGES, PARTS = Layout(2), Layout(2, stages=2), Layout(6, parts=3)
 """The two stages of the three layers have parts of pages of different sizes."""
 NUM_PAGES = 5
 """Whole pages of a prompt."""
@@ -50,11 +50,12 @@ def replica(
         model=str(model),
         device="cpu",
         threads=1,
-        kv_pages=7,
+        kv_pages=7 if layout.parts == 1 else 3,
         page_size=16,
         max_running=1,
         tensor_parallel_size=layout.size,
         pipeline_parallel_size=layout.stages,
+        context_parallel_size=layout.parts,
         host_kv_gib=2**-8,
         host_kv_min_uses=1,
     )
@@ -84,7 +85,9 @@ def waits_for_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrefillBudget, "observe", lambda *_: None)
 
 
-@pytest.mark.parametrize(("transport", "layout"), [("zmq", TWO_RANKS), ("nixl", TWO_RANKS), ("zmq", STAGES)])
+@pytest.mark.parametrize(
+    ("transport", "layout"), [("zmq", TWO_RANKS), ("nixl", TWO_RANKS), ("zmq", STAGES), ("zmq", PARTS)]
+)
 def test_pages_of_the_ranks_of_one_replica_come_to_those_of_another(
     model: Path,
     transport: Literal["zmq", "nixl"],
@@ -101,8 +104,9 @@ def test_pages_of_the_ranks_of_one_replica_come_to_those_of_another(
         for number, prompt in enumerate(PROMPTS, 1):
             events = ask(receiver, prompt, KVSource(lending.sender.address, len(prompt)))
             assert tokens_of(events) == oracle_greedy(model, prompt, GREEDY.max_tokens)
-            assert events[0].num_cached == NUM_PAGES * 16
-            assert (fetching.fetcher.totals().loaded, fetching.fetcher.totals().failed) == (number * NUM_PAGES, 0)
+            num_pages = len(prompt) // source.cache.page_size
+            assert events[0].num_cached == num_pages * source.cache.page_size
+            assert (fetching.fetcher.totals().loaded, fetching.fetcher.totals().failed) == (number * num_pages, 0)
     assert ("its pages go over sockets" in caplog.text) == (transport == "nixl")
 
 
@@ -113,7 +117,7 @@ def test_ranks_that_connect_late_get_their_own_parts(model: Path, monkeypatch: p
         run_prompts(source, PROMPTS[:1])
         source.loop.start(lambda _: None)
         with replica(model, layout=layout, launcher=LastFirst(monkeypatch)) as (receiver, _):
-            events = ask(receiver, PROMPTS[0], KVSource(lending.sender.address, 90))
+            events = ask(receiver, PROMPTS[0], KVSource(lending.sender.address, len(PROMPTS[0])))
             assert tokens_of(events) == oracle_greedy(model, PROMPTS[0], GREEDY.max_tokens)
             assert events[0].num_cached == NUM_PAGES * 16
 
@@ -133,12 +137,14 @@ def test_a_page_read_elsewhere_has_both_ranks_parts(model: Path) -> None:
     assert contents[0] == contents[1] and all(page[:half] != page[half:] for page in contents[0])
 
 
-@pytest.mark.parametrize("other", [Layout(1), Layout(1, stages=2)], ids=str)
-def test_pages_of_other_ranks_are_of_another_kind(model: Path, other: Layout) -> None:
-    with replica(model, layout=other) as (source, lending), replica(model) as (receiver, fetching):
+@pytest.mark.parametrize(
+    ("own", "other"), [(TWO_RANKS, Layout(1)), (TWO_RANKS, Layout(1, stages=2)), (Layout(6), PARTS)], ids=str
+)
+def test_pages_of_other_ranks_are_of_another_kind(model: Path, own: Layout, other: Layout) -> None:
+    with replica(model, layout=other) as (source, lending), replica(model, layout=own) as (receiver, fetching):
         run_prompts(source, PROMPTS[:1])
         source.loop.start(lambda _: None)
-        events = ask(receiver, PROMPTS[0], KVSource(lending.sender.address, 90))
+        events = ask(receiver, PROMPTS[0], KVSource(lending.sender.address, len(PROMPTS[0])))
         assert tokens_of(events) == oracle_greedy(model, PROMPTS[0], GREEDY.max_tokens)
         assert events[0].num_cached == 0 and fetching.fetcher.totals().failed_fetches == 1
         while lending.sender.num_transfers:
