@@ -17,7 +17,7 @@ from engine.settings.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class PromptTraffic:
     """Traffic for one token of a prompt, on average."""
 
     num_bytes: float
@@ -39,7 +39,7 @@ def query_bytes(rank: ModelConfig, parts: int, element_bytes: int) -> int:
 
 def prompt_traffic(
     engine: EngineConfig, kv_bytes: int, query_bytes: int, prompt_tokens: float, num_computed: float
-) -> Received:
+) -> PromptTraffic:
     """Return the traffic for a prompt, of which `num_computed` tokens are computed, in steps of equal length.
 
     `kv_bytes` and `query_bytes` are those of a token on all GPUs of the stage together.
@@ -48,6 +48,6 @@ def prompt_traffic(
     in_step, num_cached = num_computed / num_steps, max(0.0, prompt_tokens - num_computed)
     if in_step < engine.ring_attention_tokens:
         after_others = num_steps if num_cached else num_steps - 1
-        return Received(query_bytes * after_others / num_steps, is_hidden=False)
+        return PromptTraffic(query_bytes * after_others / num_steps, is_hidden=False)
     num_earlier = num_cached + (num_computed - in_step) / 2
-    return Received((engine.context_parallel_size - 1) * kv_bytes * num_earlier / in_step, is_hidden=True)
+    return PromptTraffic((engine.context_parallel_size - 1) * kv_bytes * num_earlier / in_step, is_hidden=True)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import get_args
 
-from deployments.simulator.planning.exchange import Received, prompt_traffic, query_bytes
+from deployments.simulator.planning.exchange import PromptTraffic, prompt_traffic, query_bytes
 from deployments.simulator.planning.known import Gpu
 from engine.loading.kv_memory import free_after_slots, pages_for, slots_for
 from engine.loading.windowed import layer_groups
@@ -64,7 +64,7 @@ class Assumptions:
     """Speed of the link from all GPUs of a stage to the next stage, in 1e9 bytes per second. The default is that
     of machines with eight A10G, 100 Gb/s (https://aws.amazon.com/ec2/instance-types/g5/)."""
     peer_gb_s: float | None = None
-    """What a GPU receives from others of its host, in 1e9 bytes per second; None: `Gpu.peer_gb_s`."""
+    """Rate at which a GPU receives from others of its host, in 1e9 bytes per second; None: `Gpu.peer_gb_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +335,9 @@ class ReplicaPlan:
         attention_s = max(attention_s, exchange_s) if received.is_hidden else attention_s + exchange_s
         return 2 * stage.held.active_parameters / self.flops + attention_s
 
-    def prompt_traffic(self, stage: StagePlan, prompt_tokens: float, num_tokens: float | None = None) -> Received:
+    def prompt_traffic(
+        self, stage: StagePlan, prompt_tokens: float, num_tokens: float | None = None
+    ) -> PromptTraffic:
         """Return the traffic between a stage's GPUs for a token of a prompt."""
         num_computed = num_tokens or prompt_tokens
         return prompt_traffic(
