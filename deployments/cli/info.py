@@ -30,7 +30,7 @@ from engine.model_config.layer_groups import LayerGroups
 from engine.model_files.json_files import parse_json
 from engine.model_files.model_directory import resolve_metadata
 from engine.parallel.division import stages_of
-from engine.parallel.shard import Shard, check_context, sizes_for_context
+from engine.parallel.shard import Shard, sizes_for_context
 from engine.parallel.stage import WHOLE, Stage
 from engine.settings.config import GPU_DEFAULTS, DType, EngineConfig
 
@@ -187,9 +187,8 @@ def _stage(facts: ModelConfig, stage: Stage, weight_bytes: int, element: int) ->
 
 
 def _parts(facts: ModelConfig, config: EngineConfig, element: int) -> str:
-    """Describe the part of a request's KV that each rank keeps. Raises ValueError if ranks cannot divide it."""
+    """Describe the part of a request's KV that each rank keeps."""
     parts, ranks = config.context_parallel_size, config.tensor_parallel_size
-    check_context(facts, ranks, parts)
     own = Shard(0, ranks).of(facts)
     per_token, heads = own.kv_bytes_per_token(element), f"{own.num_kv_heads} of {facts.num_kv_heads}"
     others = ", ".join(str(size) for size in sizes_for_context(facts, parts) if size != ranks)

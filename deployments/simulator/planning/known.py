@@ -33,7 +33,7 @@ class Gpu:
     bf16_tflops: float
     """Dense bfloat16 matrix products, in 1e12 operations per second."""
     peer_gb_s: float
-    """Rate at which it receives from other GPUs of its machine, in 1e9 bytes per second: NVLink, or else PCIe."""
+    """Rate from other GPUs of its machine, in 1e9 bytes per second: by NVLink, or else PCIe."""
     source: str
 
     @property
