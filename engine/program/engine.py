@@ -198,7 +198,7 @@ class Engine:
             encoder = load_encoder(config)
             overlap = not encoder.takes_all_cores if config.overlap is None else config.overlap
             return cls(replace(config, overlap=overlap), encoder)
-        device, load = _thread_of_gpu(config), partial(_load, config, launcher)
+        device, load = thread_of_gpu(config), partial(_load, config, launcher)
         loaded, drafter = load() if device is None else device.launch(load).wait()
         if config.overlap is None:
             config = replace(config, overlap=not loaded.takes_all_cores)
@@ -350,7 +350,7 @@ def model_directory(config: EngineConfig) -> Path:
     return resolve_model(config.model, config.model_revision)
 
 
-def _thread_of_gpu(config: EngineConfig) -> DeviceThread[Any] | None:
+def thread_of_gpu(config: EngineConfig) -> DeviceThread[Any] | None:
     """Return a thread that loads the model and then runs its steps, if that is on a GPU; else None.
 
     cuDNN's plans and cuBLAS's handles belong to the thread that made them: a warm-up in another one would leave
