@@ -23,6 +23,7 @@ from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
 from benchmarks.gpu_sections.messages import PEERS, Measurement, Teller
 from benchmarks.gpu_sections.shapes import MODELS, SMALL, Size
 from benchmarks.gpu_sections.workload import FULL, TINY
+from engine.settings.config import GPU_DEFAULTS
 
 _UNKNOWN = Rates(1.0, 1.0)
 """Stands for a machine's rates when measuring them failed: then no share is told."""
@@ -152,7 +153,7 @@ class Child:
 
             self._require_room()
             engine = load_engine(self._raw, self._directory, **self._settings())
-            self._teller.say("facts", {"attention": attention_of(engine)})
+            self._teller.say("facts", {"attention": attention_of(engine), "settings": self._described()})
             self._runs = Runs(self._model, engine, self._limits(), self._work)
         return self._runs
 
@@ -175,16 +176,16 @@ class Child:
             yield replace(line, what=f"{line.what}, {name}", aim=None)
 
     def _settings(self) -> dict[str, Any]:
-        work = self._work
-        return {
-            "device": str(self._device),
-            "max_model_len": work.max_model_len,
-            "max_running": min(256, work.max_step_tokens),
-            "max_step_tokens": work.max_step_tokens,
-            "kv_memory_share": 0.9,
-            "kv_pages": 1024 if self._is_tiny else None,
-            **self._asked_settings,
-        }
+        """The defaults of servers on GPUs, but for the asked ones, and smaller ones where all is tiny."""
+        settings = {"device": str(self._device), "max_model_len": self._work.max_model_len, **GPU_DEFAULTS}
+        if self._is_tiny:
+            settings |= {"max_running": 64, "max_step_tokens": self._work.max_step_tokens, "kv_pages": 1024}
+        return settings | self._asked_settings
+
+    def _described(self) -> str:
+        """The settings, in words."""
+        given = "".join(f", {name} {value}" for name, value in self._asked_settings.items())
+        return f"{'tiny' if self._is_tiny else 'defaults'}, max_step_stretch null{given}"
 
     @property
     def _raw(self) -> Mapping[str, Any]:

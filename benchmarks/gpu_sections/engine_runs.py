@@ -80,14 +80,18 @@ class Runs:
             if length + self._engine.config.page_size > self._kv_tokens:
                 yield self._line(f"prefill, {length}", note=f"left out: KV for {self._kv_tokens} tokens fits")
                 continue
-            seconds = [
+            first, *seconds = [
                 drive(self._engine, [self._work.prompt(-(100 * length + again), length)], [1]).first[0]
                 for again in range(self._work.repeats + 1)
-            ][1:]  # the first one compiles
+            ]
             taken = median(seconds)
-            limit = self._limits.prefill(0, length)
             yield self._line(
-                f"prefill, {length}", tokens_per_s=length / taken, seconds=taken, limit=limit, aim="prefill"
+                f"prefill, {length}",
+                tokens_per_s=length / taken,
+                seconds=taken,
+                limit=self._limits.prefill(0, length),
+                aim="prefill",
+                note=f"the first of this length took {first / taken:.2f} times as long",
             )
 
     def offline(self) -> Iterator[Measurement]:

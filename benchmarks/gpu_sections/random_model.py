@@ -16,7 +16,7 @@ from engine.loading.weights import allocate, plan_loading
 from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.parallel.collective import ALONE
-from engine.program.engine import Engine
+from engine.program.engine import Engine, thread_of_gpu
 from engine.runner.model_runner import ModelRunner
 from engine.settings.config import EngineConfig
 
@@ -25,7 +25,8 @@ def load_engine(raw: Mapping[str, Any], directory: Path, **settings: Any) -> Eng
     """An engine for a model of such a config.json. `settings` are those of `EngineConfig`."""
     (directory / "config.json").write_text(json.dumps(dict(raw)))
     config = EngineConfig(model=str(directory), max_step_ms=None, max_step_stretch=None, **settings)
-    return Engine(config, load_model(config, load_weights=random_decoder))
+    device, load = thread_of_gpu(config), partial(load_model, config, load_weights=random_decoder)
+    return Engine(config, load() if device is None else device.launch(load).wait(), device=device)
 
 
 def attention_of(engine: Engine) -> str:

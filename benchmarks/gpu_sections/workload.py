@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from engine.settings.config import GPU_DEFAULTS
+
 _OFFLINE_TOKENS = 133_966
 """Output tokens of the offline workload, as nano-vllm and mini-sglang draw it."""
 
@@ -33,7 +35,7 @@ class Workload:
     requests: int = 256
     shortest: int = 100
     longest: int = 1024
-    max_step_tokens: int = 8192
+    max_step_tokens: int = GPU_DEFAULTS["max_step_tokens"]
     max_token_id: int = 10_000
 
     @property

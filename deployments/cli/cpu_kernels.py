@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine.attention.base import AttentionShape, preferred, sorted_out
+from engine.attention.base import RAN_ON_GPUS, AttentionShape, preferred, sorted_out
 from engine.attention.native import NativeAttention
 from engine.kernels import native
 from engine.model_config.config import ModelConfig
@@ -22,8 +22,13 @@ def attention_text(shape: AttentionShape, dtype: torch.dtype, device: str) -> st
     others = [f"not {name}: {reason}" for name, reason in refused.items()]
     if not usable:
         return "\n".join(("none", *others))
-    taken, why = preferred(usable, shape, torch.device(device))
-    others += [f"{name}: when asked for by name" for name in usable if name not in taken.split(",")]
+    taken, why = preferred(usable, torch.device(device))
+    untried = set() if device == "cpu" else set(usable) - RAN_ON_GPUS
+    others += [
+        f"{name}: when asked for by name" + (", as it has not run on a GPU yet" if name in untried else "")
+        for name in usable
+        if name not in taken.split(",")
+    ]
     is_of_gpu = device == "cuda" and torch.cuda.is_available()
     return "\n".join((f"{taken} ({why})" if is_of_gpu else taken, *others))
 

@@ -46,6 +46,9 @@ class Machine:
     free_bytes: int
 
 
+_ANY_MODEL = "any"
+_OF_MODELS = frozenset({"engine.tensor_parallel_size"})
+"""Settings whose choice depends on the model."""
 _USUAL_HEADS = 32, 8, 128
 """Query heads, key-value heads and their dimension in 8B models, to describe a machine without a model."""
 
@@ -67,7 +70,9 @@ def run(
             raise UserError("--pipeline-parallel divides a model's layers: name the model", 2)
         if context_parallel > 1:
             raise UserError("--context-parallel divides a model's KV: name the model", 2)
-        Console().print(describe_machine(machine(device), page_size, dtype))
+        table = describe_machine(machine(device), page_size, dtype)
+        _add_choices(table, EngineConfig(model=_ANY_MODEL, device=device), None)
+        Console().print(table)
         return
     try:
         here, directory = machine(device), resolve_metadata(model)
@@ -77,6 +82,7 @@ def run(
                 raise UserError(f"{facts.architecture} is an encoder, which runs in one stage", 2)
             if context_parallel > 1:
                 raise UserError(f"{facts.architecture} is an encoder, which keeps no KV", 2)
+            config = EngineConfig(model=model, page_size=page_size, dtype=cast(DType, dtype))
             table = describe_encoder(model, directory, facts)
         else:
             on_gpu = GPU_DEFAULTS if here.device == "cuda" else {}
@@ -90,9 +96,27 @@ def run(
                 **on_gpu,
             )
             table = describe(model, directory, facts, config, here)
+        _add_choices(table, replace(config, device=device), facts)
     except ValueError as error:  # ModelLoadError is one
         raise UserError(one_line(error)) from None
     Console().print(table)
+
+
+def _add_choices(table: Table, config: EngineConfig, facts: ModelConfig | EncoderConfig | None) -> None:
+    """Add the settings that `raydix serve` would choose for this machine, each with its reason."""
+    from deployments.config.chosen import CannotMeet, choose
+    from deployments.control.hardware import this_machine
+
+    names = ("model", "device", "dtype", "page_size", "pipeline_parallel_size")
+    args = {"engine": {name: getattr(config, name) for name in names}}
+    try:
+        [effective] = choose([args], this_machine(), lambda _: facts)
+    except CannotMeet as error:
+        table.add_row("serve refuses", Text(one_line(error)))
+        return
+    chosen = [choice for choice in effective.choices if facts is not None or choice.path not in _OF_MODELS]
+    lines = [f"{choice.path}: {choice.value} ({choice.reason})" for choice in chosen]
+    table.add_row("serve chooses", Text("\n".join(lines)))
 
 
 def describe_encoder(model: str, directory: Path, facts: EncoderConfig) -> Table:

@@ -167,7 +167,7 @@ class Attempt:
         self.is_muted = False
         """Whether another attempt won, so that further deltas of this one are dropped."""
         self._dispatch, self._avoid, self._on_cleared, self._before = dispatch, avoid, on_cleared, before
-        self._runs_at = runs_at
+        self.runs_at = runs_at
         self.num_handed_over = 0
         """Tokens whose KV its replica has received from the one before; known with the first token."""
         self._base = stream.journal.num_tokens  # tokens received before; the replica counts later ones
@@ -177,7 +177,7 @@ class Attempt:
         self._outcome: asyncio.Future[AttemptFailure | None] = asyncio.get_running_loop().create_future()
         self._outcome.add_done_callback(retrieve)
         self._target: str | None = None
-        self._is_handed_over = False
+        self._is_open = self._is_handed_over = False
         self._message: Generate | TakeOver | None = None
         # Each attempt has its own id, so that late tokens of an earlier replica do not count as this one's.
         suffix = f"~{number}" if number else ""
@@ -223,17 +223,31 @@ class Attempt:
         except Exception as error:
             self._break_off(error)
 
+    def send(self) -> None:
+        """Place the request and send it, unless that was done. `run` must follow, which reports a failure, or
+        `withdraw`.
+        """
+        if self._is_open:
+            return
+        self._is_open = True
+        try:
+            self._dispatch.fleet.open(self.wire_id, is_deferrable=self._request.is_deferrable)
+            self._dispatch.attempts[self.wire_id] = self
+            failure = self._send()
+        except Exception as error:
+            return self._break_off(error)
+        if failure is not None:
+            self._finish(failure)
+
     async def run(self) -> AttemptFailure | None:
         """Run the attempt. Return None when the stream has ended, else the reason why it has not.
 
         Raises any error of a step of this attempt, in whichever task the step ran.
         """
-        dispatch = self._dispatch
+        self.send()
         generated: list[int] = []
         try:
-            dispatch.fleet.open(self.wire_id, is_deferrable=self._request.is_deferrable)
-            dispatch.attempts[self.wire_id] = self
-            failure = self._send() or await self._outcome
+            failure = await self._outcome
             if failure is None and not self.is_muted:
                 generated = self.stream.journal.token_ids[self._base :]
             if failure is not None and failure.loss is not None:
@@ -243,15 +257,27 @@ class Attempt:
             self._abort()
             raise
         finally:
-            dispatch.end(self)
-            dispatch.placer.release(self.wire_id, generated)
+            self._end(generated)
+
+    def withdraw(self) -> None:
+        """Abort the attempt if it was sent and never ran, because its task was cancelled before it began."""
+        if self._is_open:
+            try:
+                self._abort()
+            finally:
+                self._end([])
+
+    def _end(self, generated: list[int]) -> None:
+        self._is_open = False
+        self._dispatch.end(self)
+        self._dispatch.placer.release(self.wire_id, generated)
 
     def _send(self) -> AttemptFailure | None:
         """Place the request and send it. Return the failure when that is not possible."""
         dispatch, request = self._dispatch, self._request
         candidates: Set[str] = dispatch.reachable()
-        if self._runs_at is not None:
-            candidates &= {self._runs_at}
+        if self.runs_at is not None:
+            candidates &= {self.runs_at}
         if self.trial == "alone" and candidates:
             candidates = dispatch.suspects.free(candidates)
             if not candidates:
@@ -267,7 +293,7 @@ class Attempt:
             dispatch.suspects.place(self.wire_id, self._target)
         try:
             number = dispatch.fleet.dispatch_number(self.wire_id)
-            if self._runs_at is not None:
+            if self.runs_at is not None:
                 self._message = TakeOver(number, self.wire_id)
             else:
                 self._message = message_of(request, number, trial=self.trial, origin=self._origin())

@@ -87,11 +87,17 @@ class Failover:
         self._num_dead = 0  # replicas that died in a row while running it
         self._died_at = 0.0  # when the last of them died
 
-    async def run(self) -> None:
-        """Run attempts until the stream has ended or failed."""
+    def begin(self) -> Attempt:
+        """Send the first attempt, in the task that planned the request: none has to wait for others' planning."""
         self._hedges.earn()
-        while not self._stream.has_ended:
-            failure = await self._attempt(await self._trial())
+        attempt = self._next()
+        attempt.send()
+        return attempt
+
+    async def run(self, attempt: Attempt) -> None:
+        """Run the first attempt, and others until the stream has ended or failed."""
+        while True:
+            failure = await self._attempt(attempt)
             if failure is None:
                 return self._clear()
             if self._stream.has_ended:
@@ -100,7 +106,9 @@ class Failover:
             if error is not None:
                 return self._stream.fail(error)
             await self._take_turn()
-        return None
+            if self._stream.has_ended:
+                return None
+            attempt = self._next(await self._trial())
 
     async def _take_turn(self) -> None:
         """Yield to the event loop between many streams that resume elsewhere at the same time."""
@@ -111,15 +119,13 @@ class Failover:
 
     # --- one attempt, or two ---------------------------------------------------------------------------------
 
-    async def _attempt(self, trial: Trial | None) -> AttemptFailure | None:
-        is_running = self._runs_at is not None
-        first = self._next(trial)
+    async def _attempt(self, first: Attempt) -> AttemptFailure | None:
         watch = None
         if self._migrating is not None:
             watch = asyncio.ensure_future(self._record_resumption(first, self._migrating))
         try:
-            has_begun = is_running or self._stream.journal.num_tokens > 0
-            if self._health.hedge_after_s is None or has_begun or trial is not None:
+            has_begun = first.runs_at is not None or self._stream.journal.num_tokens > 0
+            if self._health.hedge_after_s is None or has_begun or first.trial is not None:
                 return await first.run()
             return await self._hedged(first, self._health.hedge_after_s)
         finally:

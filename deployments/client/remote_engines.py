@@ -1,8 +1,8 @@
 """An ingress's access to a model's engine replicas: a connection to each for its requests and tokens.
 
-generate ─▶ one task per request: Failover ─▶ Attempt ── request ─▶ one connection per replica
-                                                 ▲                        │
-                                                 └──────── tokens ────────┘
+generate ─▶ Failover ─▶ Attempt ── request ─▶ one connection per replica
+                           ▲                        │
+     one task per request ─┴──────── tokens ────────┘
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from msgspec import structs
 
-from deployments.client.attempt import ClientTimings, DispatchContext
+from deployments.client.attempt import Attempt, ClientTimings, DispatchContext
 from deployments.client.connector import Connector
 from deployments.client.failover import Failover, HedgeBudget
 from deployments.client.hand_overs import HandOvers
@@ -201,8 +201,9 @@ class RemoteEngines:
         """
         health, hedges, metrics = self._health, self._hedges, self._metrics
         failover = Failover(self._dispatch, stream, health, hedges, metrics, runs_at, number)
-        self._tasks[stream] = task = asyncio.create_task(failover.run())
-        task.add_done_callback(partial(self._on_end, stream))
+        attempt = failover.begin()
+        self._tasks[stream] = task = asyncio.create_task(failover.run(attempt))
+        task.add_done_callback(partial(self._on_end, stream, attempt))
         longest = self._timings.accept_s
         try:
             with timeout(longest):
@@ -214,7 +215,7 @@ class RemoteEngines:
             await stream.aclose()
             raise
         except BaseException:
-            del stream, failover, task  # The stream holds the error, and its traceback holds this frame.
+            del stream, failover, attempt, task  # The stream holds the error, and its traceback holds this frame.
             raise
         return stream
 
@@ -279,8 +280,11 @@ class RemoteEngines:
         if not self.reachable() and not self._dispatch.expects_engines:
             raise Unavailable("no engine replica is up")
 
-    def _on_end(self, stream: Stream, task: asyncio.Task[None]) -> None:
-        """Forget a stream whose task has ended. If the task failed, its reader receives the error immediately."""
+    def _on_end(self, stream: Stream, first: Attempt, task: asyncio.Task[None]) -> None:
+        """Forget a stream whose task has ended. If the task failed, its reader receives the error immediately.
+
+        A task that is cancelled before it begins leaves its `first` attempt as it is.
+        """
         self._tasks.pop(stream, None)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -289,6 +293,7 @@ class RemoteEngines:
             failure = DeliveryFailed(f"the delivery of {stream.request.request_id} failed: {error!r}")
             failure.__cause__ = error
             stream.fail(failure)
+        first.withdraw()
 
     def _close(self, stream: Stream) -> None:
         """Cancel the task of a stream that its reader closed; the attempt then aborts the request."""

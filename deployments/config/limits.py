@@ -136,7 +136,7 @@ class Limits(BaseModel):
     room gets a 429. Each tenant may use half; where there are none, each address three quarters."""
     max_chunks_per_s: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     """Most chunks that all streams of an ingress write per second; faster tokens share chunks. "auto": 1,000
-    for each core of its machine, at most 4,000; a quarter of that through Serve's proxy. None: no bound."""
+    for each core of its machine, at most 8,000; a quarter of that through Serve's proxy. None: no bound."""
     token_cache_bytes: int = Field(default=64 * MIB, ge=0)
     """Bytes of conversations that an ingress keeps with their token ids, for each model; 0 keeps none."""
     prepare_threads: Annotated[int, Field(ge=2)] | Literal["auto"] = "auto"

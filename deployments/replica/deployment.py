@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -58,6 +59,9 @@ from router.ray_internals import keep_calls_on_this_machine, serve_is_stopping, 
 
 logger = logging.getLogger("ray.serve")
 
+_SWITCH_S = 0.001
+"""Seconds after which a thread of this process hands over the interpreter to one that waits for it. A thread that
+launches a step's kernels would otherwise wait 5 ms at a time for the one that takes in requests."""
 _WATCH_POLL_S = 0.2
 """Seconds between two checks whether a replica that is being stopped has streams of an ingress left."""
 
@@ -111,6 +115,7 @@ class EngineReplica:
         keep_calls_on_this_machine()
         self._level, self._reconfigured = LiveLevel(), Reconfigured(partial(check_live, live=()))
         use_cpu_policy(settings.cpu_policy)
+        sys.setswitchinterval(_SWITCH_S)
         self.replica, host = whereabouts()
         self._settings, self._is_stopping = settings, is_stopping
         self.kv_events: KvEventPublisher | None = None

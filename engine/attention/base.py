@@ -12,7 +12,7 @@ import torch
 
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
-from engine.attention.packages import capability, trtllm_misfit
+from engine.attention.packages import capability
 from engine.model_parts.parts import AttentionConfig
 
 
@@ -188,23 +188,12 @@ _OURS = "triton"
 _LAST_ON_CPUS = _OURS
 """Backend that is considered last on CPUs, where it runs in an interpreter for tests."""
 
+RAN_ON_GPUS = frozenset({"triton", "cudnn", "reference"})
+"""Backends that have run on a GPU here (docs/engine.md lists GPUs and dates). On GPUs, "auto" takes no other."""
 
-_PREFERRED_FOR_PROMPTS: dict[int, tuple[tuple[str, str], ...]] = {
-    9: (
-        ("flash_attn", "FlashAttention's kernels are made for Hopper GPUs"),
-        ("flashinfer", "FlashInfer has FlashAttention-3's kernels for Hopper GPUs"),
-        ("cudnn", "cuDNN has kernels for Hopper GPUs, for many tokens of a prompt"),
-    ),
-    10: (
-        ("flashinfer", "FlashInfer brings TensorRT-LLM's kernels for Blackwell GPUs"),
-        ("cudnn", "cuDNN has kernels for Blackwell GPUs, for many tokens of a prompt"),
-    ),
-}
-"""By a GPU's generation, the first number of its compute capability: backends whose kernels for prompts are faster
-than our own, the best first, and why. vLLM and SGLang choose alike: FlashAttention-3 on Hopper GPUs, and
-TensorRT-LLM's kernels through FlashInfer on Blackwell GPUs (their pages on attention backends). Elsewhere a prompt
-takes a few hundredths longer with Triton's kernels than with FlashInfer's (sglang#5211)."""
-_BY_TRTLLM = "flashinfer", 10
+_FOR_PROMPTS = {9: ("cudnn", "cuDNN has kernels for Hopper GPUs, for many tokens of a prompt")}
+"""By a GPU's generation, the first number of its compute capability: the backend whose kernels for prompts were
+measured to be faster than our own, and why."""
 _WHY_OURS = "Triton for decodes, because CUDA graphs support it and it reads shared prefixes once"
 
 
@@ -224,28 +213,30 @@ def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device:
         raise ValueError(f"attention: auto cannot run on {device}: {'; '.join(reasons)}")
     for reason in reasons:
         logger.info("attention: not %s", reason)
-    chosen, why = preferred(usable, shape, device)
+    for label in usable:
+        if device.type == "cuda" and label not in RAN_ON_GPUS:
+            logger.info("attention: not %s: it has not run on a GPU yet, and runs only if it is named", label)
+    chosen, why = preferred(usable, device)
     logger.info("attention: %s (%s)", chosen, why)
     return choose_backend(chosen, shape, dtype, device)
 
 
-def preferred(usable: Sequence[str], shape: AttentionShape, device: torch.device) -> tuple[str, str]:
-    """Return the name that "auto" stands for, and why. `usable`: backends that run, the best first; not empty.
+def preferred(usable: Sequence[str], device: torch.device) -> tuple[str, str]:
+    """Return the name that "auto" stands for, and why. `usable`: backends that run, the best first; among them
+    "reference", which always does.
 
-    On GPUs for which a backend's kernels for prompts are faster than our own, that backend computes prompts.
+    On GPUs only those count that have run on one. On GPUs for which one's kernels for prompts are faster than our
+    own, that one computes prompts.
     """
-    gpu = capability(device) if device.type == "cuda" else None
-    if usable[0] != _OURS or gpu is None:
+    if device.type != "cuda":
         return usable[0], "the first that runs, in order of preference"
-    told = ""
-    for label, why in _PREFERRED_FOR_PROMPTS.get(gpu[0], ()):
-        if label not in usable:
-            continue
-        slow = trtllm_misfit(shape.page_size, shape.kv_dtype) if (label, gpu[0]) == _BY_TRTLLM else None
-        if slow is None:
-            return f"{label},{_OURS}", f"{told}{why}; {_WHY_OURS}"
-        told += f"not {label} for prompts, because {slow}; "
-    return _OURS, f"{told}no backend that runs is known to be faster at compute capability {gpu[0]}.{gpu[1]}"
+    proven = [label for label in usable if label in RAN_ON_GPUS]
+    if proven[0] != _OURS or (gpu := capability(device)) is None:
+        return proven[0], "the first that runs of those that have run on a GPU, in order of preference"
+    label, why = _FOR_PROMPTS.get(gpu[0], ("", ""))
+    if label in proven:
+        return f"{label},{_OURS}", f"{why}; {_WHY_OURS}"
+    return _OURS, f"no backend that runs was measured to be faster at compute capability {gpu[0]}.{gpu[1]}"
 
 
 def _named(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:

@@ -159,6 +159,13 @@ class _Prompt:
         merge(first, first_sums, second, second_sums, out[self._tokens])
 
 
+def planned_lengths(longest: int) -> list[int]:
+    """Return the lengths of prompts that make cuDNN plan for all prompts of up to `longest` tokens that a step
+    computes whole.
+    """
+    return [*range(SHORTEST, longest, _MULTIPLE), longest] if longest >= SHORTEST else []
+
+
 def _padded(tokens: torch.Tensor, before: int, after: int) -> torch.Tensor:
     """Return queries [N, H, D] as [1, H, before + N + after, D], with zeros."""
     return F.pad(tokens, (0, 0, 0, 0, before, after)).transpose(0, 1)[None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -41,7 +42,7 @@ from engine.loading.model_settings import check_recurrent, max_drafts, max_model
 from engine.loading.product_choice import choose_products
 from engine.loading.stage_times import report_stages
 from engine.loading.step_memory import measure_step
-from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
+from engine.loading.warm_up import compile_kernels, prompt_steps, warm_steps, warm_up
 from engine.loading.weights import load_decoder, prefers_input_major
 from engine.loading.windowed import layer_groups
 from engine.model_config.config import ModelConfig
@@ -189,8 +190,14 @@ class _Loading:
         compile_kernels(runner, self._warm_steps(), self._device)
 
     def warm_up(self, runner: ModelRunner) -> None:
-        """Run a step of each kind, on a GPU."""
-        warm_up(runner, self._warm_steps(), self._device)
+        """Run a step of each kind, and a prompt of each length for which cuDNN plans, on a GPU."""
+        planned: Iterator[StepPlan] = iter(())
+        if "cudnn" in self._backend.name:
+            from engine.attention.cudnn import planned_lengths
+
+            longest = min(self._config.max_step_tokens, self._limit - 1)
+            planned = prompt_steps(planned_lengths(longest), self._config.page_tokens)
+        warm_up(runner, chain(self._warm_steps(), planned), self._device)
 
     def _warm_steps(self) -> Iterator[StepPlan]:
         return warm_steps(self._config.max_step_tokens, self._limit, self._config.page_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -54,6 +54,12 @@ def warm_steps(max_step_tokens: int, max_model_len: int, page_size: int) -> Iter
     yield StepPlan(tuple(decodes))
     if longest > 1:
         yield StepPlan((decodes[0], _chunk(_ASKED[0], 2, page_size)))
+
+
+def prompt_steps(lengths: Iterable[int], page_size: int) -> Iterator[StepPlan]:
+    """Yield a step with one whole prompt for each length, in page 0."""
+    for length in lengths:
+        yield StepPlan((_chunk(_ASKED[0], length, page_size),))
 
 
 def decode_step(num_rows: int, page_size: int) -> StepPlan:

@@ -7,8 +7,9 @@ import secrets
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from engine.model_config.encoder import is_encoder
 from engine.model_config.tasks import TASKS, Task, not_served, tasks_of
 from engine.program.loop import EngineLoop
 from engine.program.precompute import Precomputed, precompute
+from engine.runner.device_thread import DeviceThread
 from engine.scheduling.scheduler import Scheduler
 from engine.settings.config import EngineConfig
 from engine.settings.drafting import Speculation
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from engine.model_config.layer_groups import LayerGroups
     from engine.ranks.launcher import WorkerLauncher
     from engine.ranks.rank_group import RankGroup
+    from engine.ranks.runner import ParallelRunner
+    from engine.runner.model_runner import ModelRunner
 
 
 class ModelFacts(Protocol):
@@ -104,9 +108,11 @@ class Engine:
         runner: LoadedRunner,
         drafter: Drafter | None = None,
         rank_group: RankGroup | None = None,
+        device: DeviceThread[Any] | None = None,
     ) -> None:
         """`drafter` is needed only if `config.speculation` asks for a draft model. `rank_group` holds the model's
-        other ranks: the loop ends when one of them ends, and they end with this engine. Raises ValueError.
+        other ranks: the loop ends when one of them ends, and they end with this engine. `device` is the thread
+        that loaded the model and runs its steps; None leaves the choice to the loop. Raises ValueError.
         """
         if runner.is_encoder:
             config = replace(config, prefix_cache=False, host_kv_gib=0.0, kv_tier=None, preemption="recompute")
@@ -163,6 +169,7 @@ class Engine:
             runner,
             overlap=config.overlap is not False and num_stages == 1,
             stream_interval_s=config.stream_interval_ms / 1000,
+            device=device,
         )
         self._mask_threads = MaskThreads(self.loop.wake)
         runner.lower_tier.on_finished(self.loop.wake)
@@ -183,8 +190,7 @@ class Engine:
             return cls(config, runner)
         prepare_process(config.cpus)
         config = replace(config, tasks=list(tasks_of(config.tasks, model_directory(config))))
-        from engine.ranks.load_runner import load_runner  # imports torch, which only an engine with a model needs
-        from engine.runner.model_runner import ModelRunner
+        from engine.runner.model_runner import ModelRunner  # imports torch, which a given runner does not need
 
         if is_encoder(model_directory(config)):
             from engine.loading.load_encoder import load_encoder
@@ -192,16 +198,12 @@ class Engine:
             encoder = load_encoder(config)
             overlap = not encoder.takes_all_cores if config.overlap is None else config.overlap
             return cls(replace(config, overlap=overlap), encoder)
-        drafter: Drafter | None = None
-        if config.speculation is not None and config.speculation.method == "draft_model":
-            from engine.program.load_with_draft import load_with_draft_model
-
-            loaded, drafter = load_with_draft_model(config, launcher)
-        else:
-            loaded = load_runner(config, launcher=launcher)
+        device, load = thread_of_gpu(config), partial(_load, config, launcher)
+        loaded, drafter = load() if device is None else device.launch(load).wait()
         if config.overlap is None:
             config = replace(config, overlap=not loaded.takes_all_cores)
-        return cls(config, loaded, drafter, None if isinstance(loaded, ModelRunner) else loaded.rank_group)
+        rank_group = None if isinstance(loaded, ModelRunner) else loaded.rank_group
+        return cls(config, loaded, drafter, rank_group, device)
 
     def connect_peers(self, peers: KVPeers) -> None:
         """Fetch KV of requests from their sources through `peers`, given a prefix cache and memory for it.
@@ -346,3 +348,28 @@ def model_directory(config: EngineConfig) -> Path:
     from engine.model_files.model_directory import resolve_model
 
     return resolve_model(config.model, config.model_revision)
+
+
+def thread_of_gpu(config: EngineConfig) -> DeviceThread[Any] | None:
+    """Return a thread that loads the model and then runs its steps, if that is on a GPU; else None.
+
+    cuDNN's plans and cuBLAS's handles belong to the thread that made them: a warm-up in another one would leave
+    all of them to the first requests.
+    """
+    from engine.loading.devices import device_named
+
+    is_on_gpu = device_named(config.device).type == "cuda"
+    return DeviceThread() if is_on_gpu and config.pipeline_parallel_size == 1 else None
+
+
+def _load(
+    config: EngineConfig, launcher: WorkerLauncher | None
+) -> tuple[ModelRunner | ParallelRunner, Drafter | None]:
+    """Load the model, and the draft model if there is one."""
+    from engine.ranks import load_runner
+
+    if config.speculation is None or config.speculation.method != "draft_model":
+        return load_runner.load_runner(config, launcher=launcher), None
+    from engine.program.load_with_draft import load_with_draft_model
+
+    return load_with_draft_model(config, launcher)

@@ -59,10 +59,12 @@ class EngineLoop:
         *,
         overlap: bool = False,
         stream_interval_s: float = 0.0,
+        device: DeviceThread[Any] | None = None,
     ) -> None:
         """With `overlap`, steps run in a separate thread while this one plans the next; a pipeline needs none, as
         its steps only enter it when they are called. Tokens of short steps are delivered together,
-        `stream_interval_s` apart (`engine/program/deliveries.py`).
+        `stream_interval_s` apart (`engine/program/deliveries.py`). If `device` is given, steps run in that thread
+        in any case.
         """
         self.scheduler = scheduler
         self.clock = clock
@@ -71,7 +73,8 @@ class EngineLoop:
         # Most steps in flight while another one is planned.
         self._depth = scheduler.num_micro_batches - 1 if self._is_pipeline else int(overlap)
         has_thread = overlap and not self._is_pipeline
-        self._device: Launcher[StepResult | StepUnderway] = DeviceThread() if has_thread else CallerThread()
+        self._device: Launcher[StepResult | StepUnderway]
+        self._device = device or (DeviceThread() if has_thread else CallerThread())
         self._done_at = -math.inf  # when the device ended the last step, if the next one waited for that
         self._in_flight: deque[InFlight] = deque()  # the oldest first
         self._inbox: deque[Request | str | _Errand] = deque()  # requests to add; ids to abort; other work

@@ -41,6 +41,8 @@ _MEMORY_CLASSES = {"MemoryError", "OutOfMemoryError"}
 _MEMORY_TEXTS = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "alloc_failed")
 _DEVICE_CLASSES = {"AcceleratorError"}
 _DEVICE_TEXTS = ("cuda error", "hip error", "triton error [")
+_ADVICE = {"memory": " (lower kv_memory_share or kv_pages, or else max_step_tokens or max_running)"}
+"""Settings to change, by the cause of a failure."""
 # Errors whose texts may begin like these, but after which the device continues to work: a library rejected a call.
 _LIBRARY_TEXTS = ("cublas_status_", "cudnn_status_", "cusparse_status_", "cusolver_status_")
 
@@ -80,8 +82,8 @@ class SelfTest:
 
     def _note(self, plan: StepPlan, error: Exception) -> None:
         ids = " ".join(chunk.request.request_id for chunk in plan.chunks)
-        logger.error("a step of %d requests failed: %s", len(plan.chunks), ids, exc_info=error)
         self.cause = cause_of(error)
+        logger.error("a step of %d requests failed%s: %s", len(plan.chunks), self._advice, ids, exc_info=error)
         self.counts[self.cause] += 1
         if self.cause == "device":
             raise EngineBroken(f"its device failed: {error}") from error
@@ -105,7 +107,12 @@ class SelfTest:
                 num_failed, last = num_failed + 1, error
                 self._note(test, error)
             time.sleep(_PAUSE_S)
-        raise EngineBroken(f"{num_failed} steps failed one after another, the last with {last!r}") from last
+        reason = f"{num_failed} steps failed one after another, the last with {last!r}{self._advice}"
+        raise EngineBroken(reason) from last
+
+    @property
+    def _advice(self) -> str:
+        return _ADVICE.get(self.cause or "", "")
 
 
 def harmless(failed: StepPlan, scratch: Scratch, page_size: int) -> StepPlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -67,6 +68,8 @@ def test_it_runs_where_only_torch_triton_and_transformers_are_installed(tmp_path
     assert {"decode, 1 row", "decode, 3 rows", "prefill, 96", "prefix, cold", "prefix, warm"} <= set(speeds)
     assert all(line["tokens_per_s"] > 0 and line["limit_share"] > 0 for line in speeds.values())
     assert "64 of 72 tokens cached" in speeds["prefix, warm"]["note"]
+    assert re.search(r"the first of this length took [\d.]+ times as long", speeds["prefill, 96"]["note"])
+    assert found["facts"]["settings"] == "tiny, max_step_stretch null"
     assert any(line["by"] == "transformers" for line in found["measurements"])
     assert "no picture: " in ended.stdout
     assert "all that ran is right" in out.with_suffix(".txt").read_text()

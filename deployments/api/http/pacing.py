@@ -17,9 +17,10 @@ from typing import Literal
 
 BURST_S = 0.1
 """Seconds of unused share that may be made up for."""
-AUTO_PER_CORE, AUTO_MOST = 1000.0, 4000.0
-"""Chunks per second with `max_chunks_per_s: auto`: a chunk takes some 0.1 ms of processor time, which an engine on
-the same machine needs more when there are few cores."""
+AUTO_PER_CORE, AUTO_MOST = 1000.0, 8000.0
+"""Chunks per second with `max_chunks_per_s: auto`: a chunk takes up to 0.1 ms of processor time, which an engine
+on the same machine needs more when there are few cores. An ingress keeps two tenths of its own core for new
+requests, whose work waits for the chunks that are written before it."""
 PROXY_FACTOR = 4.0
 """How many times that a chunk takes which goes through Serve's proxy."""
 MIN_WAIT_S = 0.002

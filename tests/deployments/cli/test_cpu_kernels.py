@@ -129,15 +129,16 @@ def test_info_about_a_gpu_shows_what_would_run_and_what_to_install(monkeypatch: 
 
 
 def test_info_about_this_machines_gpu_gives_the_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Hopper GPU takes FlashAttention for prompts, and our own kernels for a model with soft caps."""
+    """A Hopper GPU takes cuDNN for prompts, and our own kernels for a model with soft caps."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(TritonAttention, "unavailable", lambda shape, dtype, device: None)
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", flash_module("flash_attn_interface"))
     said = attention_text(SHAPE, torch.bfloat16, "cuda")
-    assert said.startswith(
-        "flash_attn,triton (FlashAttention's kernels are made for Hopper GPUs; Triton for decodes"
-    )
+    assert said.startswith("cudnn,triton (cuDNN has kernels for Hopper GPUs, for many tokens of a prompt; Triton")
+    assert "flash_attn: when asked for by name, as it has not run on a GPU yet" in said
     said = attention_text(replace(SHAPE, soft_cap=50.0), torch.bfloat16, "cuda")
-    assert said.startswith("triton (no backend that runs is known to be faster at compute capability 9.0)\n")
+    assert said.startswith("triton (no backend that runs was measured to be faster at compute capability 9.0)\n")
     assert "not flash_attn: it is not used for scores with a soft cap" in said

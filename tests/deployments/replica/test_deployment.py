@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,6 +65,14 @@ def test_a_watch_lasts_until_serve_stops_the_replica_and_its_streams_have_ended(
         await asyncio.wait_for(watch, 60)
 
     asyncio.run(scenario())
+
+
+def test_threads_of_an_engine_s_process_hand_over_the_interpreter_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Python's default time, 5 ms, a thread that launches kernels could have launched a whole step."""
+    intervals: list[float] = []
+    monkeypatch.setattr(sys, "setswitchinterval", intervals.append)
+    InProcessEngines(1).close()
+    assert intervals == [0.001]
 
 
 def test_an_idle_replica_is_healthy(replica: EngineReplica) -> None:

@@ -94,6 +94,21 @@ def test_prompts_with_many_tokens_in_a_step_are_computed_by_cudnn(
     assert asked == lengths
 
 
+def test_after_prompts_of_the_planned_lengths_no_whole_prompt_needs_another_plan(asked: list[int]) -> None:
+    def attend(length: int) -> None:
+        case = Paged([(0, length)], Heads(3, 2, 16), 16, None, torch.float32)
+        case.attend(CudnnAttention(case.shape))
+
+    for longest, num_plans in ((11, 0), (12, 1), (40, 4), (41, 5)):
+        asked.clear()
+        for length in cudnn.planned_lengths(longest):
+            attend(length)
+        planned = set(asked)
+        for length in range(1, longest + 1):
+            attend(length)
+        assert planned == set(asked) and len(planned) == num_plans
+
+
 def test_layers_with_a_window_and_recorded_steps_are_left_to_triton(asked: list[int]) -> None:
     case = Paged([(5, 1), (0, 40)], Heads(3, 2, 16), 16, 7, torch.float32)
     backend = CudnnAttention(replace(case.shape, windows=frozenset({None, 7})))

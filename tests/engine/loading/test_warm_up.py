@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.attention import cudnn
+from engine.attention.reference import ReferenceAttention
+from engine.loading import load_model
 from engine.loading.devices import device_named
 from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
+from engine.settings.config import EngineConfig
 from engine.values.plan import StepPlan, StepResult
+from tests.engine.support.oracle import save_tiny
 
 pytest.importorskip("triton")
 
@@ -49,6 +54,30 @@ def test_steps_are_as_long_as_any_and_stay_in_page_0(max_step_tokens: int, max_l
         assert len(set(names)) == len(names)
         sizes = [chunk.num_tokens for chunk in step.chunks]
         assert sizes == sorted(sizes), "decodes come first"
+
+
+def test_where_cudnn_computes_prompts_a_prompt_of_each_planned_length_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the name of the attention and the warm-up are those of a GPU."""
+    steps: list[StepPlan] = []
+    monkeypatch.setattr(load_model, "warm_up", lambda runner, warm, device: steps.extend(warm))
+    monkeypatch.setattr(cudnn, "SHORTEST", 16)
+    monkeypatch.setattr(cudnn, "_MULTIPLE", 8)
+    config = EngineConfig(
+        str(save_tiny("qwen3", tmp_path)),
+        device="cpu",
+        attention="reference",
+        kv_pages=8,
+        max_step_tokens=45,
+        max_running=4,
+    )
+    for name, more in (("cudnn,triton", [16, 24, 32, 40, 45]), ("reference", [])):
+        monkeypatch.setattr(ReferenceAttention, "name", name)
+        steps.clear()
+        load_model.load_model(config)
+        usual = len(list(warm_steps(45, 128, 16)))
+        assert [chunk.num_tokens for step in steps[usual:] for chunk in step.chunks] == more
 
 
 def test_a_cpu_is_not_warmed_up() -> None:

@@ -95,6 +95,17 @@ def test_offline_a_broken_engine_raises_an_error_instead_of_failing_every_prompt
         run_prompts(engine, PROMPTS)
 
 
+def test_an_engine_without_memory_names_the_settings_to_change(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_for(save_tiny("qwen3", tmp_path), 8, 480)
+    fail_when(engine, lambda plan: True, lambda: torch.OutOfMemoryError("CUDA out of memory."))
+    settings = "lower kv_memory_share or kv_pages, or else max_step_tokens or max_running"
+    with pytest.raises(EngineBroken, match=f"3 steps failed one after another, .*{settings}"):
+        run_prompts(engine, PROMPTS)
+    assert {settings in record.getMessage() for record in caplog.records} == {True}
+
+
 CAUSES: list[tuple[BaseException, FailureCause]] = [
     (MemoryError(), "memory"),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory"),

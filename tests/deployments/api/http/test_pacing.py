@@ -80,7 +80,7 @@ def test_without_a_limit_nothing_waits() -> None:
 
 
 def test_few_cores_write_fewer_chunks_unless_the_number_is_set() -> None:
-    cores = (1, 2, 4, 64)
-    assert [chunks_per_s("auto", count, has_proxy=False) for count in cores] == [1000, 2000, 4000, 4000]
-    assert [chunks_per_s("auto", count, has_proxy=True) for count in cores] == [250, 500, 1000, 1000]
+    cores = (1, 2, 4, 8, 64)
+    assert [chunks_per_s("auto", count, has_proxy=False) for count in cores] == [1000, 2000, 4000, 8000, 8000]
+    assert [chunks_per_s("auto", count, has_proxy=True) for count in cores] == [250, 500, 1000, 2000, 2000]
     assert [chunks_per_s(setting, 2, has_proxy=True) for setting in (30.0, None)] == [30, None]
