@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 
 from engine.gguf.files import SUFFIX
@@ -31,7 +30,7 @@ def check_model(config: EngineConfig) -> None:
     """
     _check_one(config)
     if config.speculation is not None and config.speculation.model is not None:
-        _check_one(replace(config, model=config.speculation.model, model_revision=None, speculation=None))
+        _check_one(config.of_draft_model(config.speculation.model))
 
 
 def _check_one(config: EngineConfig) -> None:

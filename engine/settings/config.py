@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from engine.base.machine import cpu_list
@@ -250,6 +250,20 @@ class EngineConfig(SchedulerSettings):
     def num_ranks(self) -> int:
         """Processes that share the model: those of each stage, in all stages."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def of_draft_model(self, model: str) -> EngineConfig:
+        """Return the settings for this draft model, which the first rank has whole."""
+        return replace(
+            self,
+            model=model,
+            model_revision=None,
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            pipeline_layers=None,
+            micro_batches=None,
+            expert_parallel=False,
+            speculation=None,
+        )
 
     @property
     def num_micro_batches(self) -> int:

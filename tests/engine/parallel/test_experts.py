@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from engine.loading.check_model import check_model
 from engine.loading.weights import load_decoder
 from engine.model_config.config import ModelConfig
+from engine.model_files.model_directory import demo_model_path
 from engine.models.experts import Experts
 from engine.parallel.collective import Collective
 from engine.parallel.shard import Shard, check_divides
 from engine.program.engine import Engine
 from engine.settings.config import EngineConfig
-from tests.engine.support.engines_on_ranks import PROMPTS, run_on_ranks, tokens_of_each
+from engine.settings.drafting import Speculation
+from tests.engine.support.engines_on_ranks import PROMPTS, ranks_config, run_on_ranks, tokens_of_each
 from tests.engine.support.oracle import Tiny, save_tiny, tiny_models
 from tests.engine.support.rank_processes import Threads
 
@@ -89,3 +95,17 @@ def test_a_model_without_experts_has_none_to_share(tmp_path: Path) -> None:
     config = EngineConfig(model=str(model), device="cpu", tensor_parallel_size=2, expert_parallel=True)
     with pytest.raises(ValueError, match="expert_parallel is on, but Qwen3ForCausalLM has no experts"):
         Engine.from_config(config, launcher=Threads())
+
+
+def test_a_draft_model_is_not_shared(tmp_path: Path) -> None:
+    """The first rank has it whole, so it needs no experts, nor heads that ranks can share."""
+    model = save_tiny("mixtral", tmp_path / "model", **SHAPE, num_local_experts=4)
+    draft = save_tiny("qwen3", tmp_path / "draft", num_attention_heads=3, num_key_value_heads=1)
+    for directory, path in product((model, draft), demo_model_path().glob("token*")):
+        shutil.copy(path, directory)
+    speculation = Speculation(method="draft_model", model=str(draft))
+    settings: dict[str, Any] = {"expert_parallel": True, "speculation": speculation}
+    check_model(ranks_config(model, 2, **settings))
+    alone, _ = run_on_ranks(model, 1, PROMPTS)
+    shared, _ = run_on_ranks(model, 2, PROMPTS, **settings)
+    assert tokens_of_each(shared) == tokens_of_each(alone)
