@@ -15,7 +15,7 @@ from engine.model_config.tasks import Task, tasks_of
 from engine.model_files.model_directory import described_on_hub, gguf_on_hub, local_model
 from engine.model_files.weight_files import weight_files
 from engine.parallel.division import stages_of
-from engine.parallel.shard import check_divides
+from engine.parallel.shard import check_copies, check_divides
 from engine.settings.config import EngineConfig
 from engine.text.tokenizer import load_tokenizer
 
@@ -80,5 +80,6 @@ def _check_settings(config: EngineConfig, directory: Path) -> tuple[ModelConfig 
         max_model_len(config, facts)
         check_recurrent(config, facts)
         check_divides(facts, config.tensor_parallel_size, config.expert_parallel)
+        check_copies(facts, config)
         stages_of(facts, config)
     return facts, tasks

@@ -11,7 +11,7 @@ from engine.loading.load_model import load_model
 from engine.model_config.config import ModelConfig
 from engine.model_files.model_directory import resolve_model
 from engine.parallel.division import stages_of
-from engine.parallel.shard import check_divides
+from engine.parallel.shard import check_copies, check_divides
 from engine.ranks.launcher import LocalProcesses, WorkerLauncher
 from engine.ranks.pipeline_runner import PipelineRunner
 from engine.ranks.rank_group import RankGroup
@@ -32,6 +32,7 @@ def load_on_ranks(
     directory = resolve_model(config.model, config.model_revision)
     model = ModelConfig.from_directory(directory)
     check_divides(model, config.tensor_parallel_size, config.expert_parallel)
+    check_copies(model, config)
     starts = stages_of(model, config)[0].starts
     device = _first_device(config, launcher.shares_gpus)
     config = replace(
@@ -46,7 +47,7 @@ def load_on_ranks(
                 runner.lower_tier.join(rank_group)
             if isinstance(runner, StageRunner):
                 return PipelineRunner(runner, rank_group)
-            return ParallelRunner(runner, rank_group)
+            return ParallelRunner(runner, rank_group, config.expert_copies_interval)
     except BaseException:
         rank_group.close()
         raise

@@ -54,6 +54,11 @@ class EngineConfig(SchedulerSettings):
     """GPUs (or processes, on a CPU) that share each layer of the model: they must divide its heads."""
     expert_parallel: bool = False
     """With `tensor_parallel_size`: whether each GPU holds some experts whole instead of a part of every expert."""
+    expert_copies: int = 0
+    """With `expert_parallel`: copies of other GPUs' experts that each GPU holds in each layer, of those in demand,
+    0 to 64. Their tokens are divided."""
+    expert_copies_interval: int = 2000
+    """Steps after which the copies of each layer are chosen again, by the tokens of its experts meanwhile."""
     one_shot_kib: int = 512
     """With `tensor_parallel_size` on GPUs: one kernel, which reads the other GPUs' memory and also adds and norms,
     computes sums over ranks of up to so many KiB; NCCL computes larger ones. 0: NCCL computes all."""
@@ -164,6 +169,18 @@ class EngineConfig(SchedulerSettings):
                     f"device is {self.device!r}, but {name} is {size}: it must be "
                     '"auto", "cpu" or "cuda", and each rank takes a GPU of its own'
                 )
+        _check_range("expert_copies", self.expert_copies, 0, 64)
+        _check_range("expert_copies_interval", self.expert_copies_interval, 1, 2**40)
+        if self.expert_copies and not (self.expert_parallel and self.tensor_parallel_size > 1):
+            raise ValueError(
+                f"expert_copies is {self.expert_copies}, but copies are for GPUs that hold experts whole; set "
+                "expert_parallel, and tensor_parallel_size above 1, or leave it out"
+            )
+        if self.expert_copies and self.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"expert_copies is {self.expert_copies}, but pipeline_parallel_size is "
+                f"{self.pipeline_parallel_size}: stages of a pipeline have no copies; leave one of them out"
+            )
         if self.pipeline_layers is not None and len(self.pipeline_layers) != self.pipeline_parallel_size:
             raise ValueError(
                 f"pipeline_layers has {len(self.pipeline_layers)} numbers, but pipeline_parallel_size is "
@@ -262,6 +279,7 @@ class EngineConfig(SchedulerSettings):
             pipeline_layers=None,
             micro_batches=None,
             expert_parallel=False,
+            expert_copies=0,
             speculation=None,
         )
 
