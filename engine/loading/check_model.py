@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 
 from engine.gguf.files import SUFFIX
@@ -16,7 +15,7 @@ from engine.model_config.tasks import Task, tasks_of
 from engine.model_files.model_directory import described_on_hub, gguf_on_hub, local_model
 from engine.model_files.weight_files import weight_files
 from engine.parallel.division import stages_of
-from engine.parallel.shard import check_context, check_divides
+from engine.parallel.shard import check_context, check_copies, check_divides
 from engine.settings.config import EngineConfig
 from engine.text.tokenizer import load_tokenizer
 
@@ -31,7 +30,7 @@ def check_model(config: EngineConfig) -> None:
     """
     _check_one(config)
     if config.speculation is not None and config.speculation.model is not None:
-        _check_one(replace(config, model=config.speculation.model, model_revision=None, speculation=None))
+        _check_one(config.of_draft_model(config.speculation.model))
 
 
 def _check_one(config: EngineConfig) -> None:
@@ -82,5 +81,6 @@ def _check_settings(config: EngineConfig, directory: Path) -> tuple[ModelConfig 
         check_recurrent(config, facts)
         check_divides(facts, config.tensor_parallel_size, config.expert_parallel)
         check_context(facts, config.tensor_parallel_size, config.context_parallel_size)
+        check_copies(facts, config)
         stages_of(facts, config)
     return facts, tasks

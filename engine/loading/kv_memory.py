@@ -90,17 +90,26 @@ def check_room(
     """
     bytes_per_page = kv_bytes_per_token * config.page_size
     pages = config.kv_pages or -(-max_model_len // config.page_tokens)
-    weights = stage.weight_bytes(model, element_bytes, config.quantization) // num_gpus
+
+    def copies_of(quantization: str | None) -> int:
+        return config.expert_copies * model.bytes_per_expert(element_bytes, quantization)
+
+    def weights_of(quantization: str | None) -> int:
+        return stage.weight_bytes(model, element_bytes, quantization) // num_gpus + copies_of(quantization)
+
+    weights = weights_of(config.quantization)
     if weights + pages * bytes_per_page <= bytes_free:
         return
     advice = []
     if fitting := max(0, bytes_free - weights) // bytes_per_page:
         advice.append(f"set {_kv_setting(config, fitting)}")
     if config.quantization is None and model.weight_format is None:
-        rounded = stage.weight_bytes(model, element_bytes, "fp8") // num_gpus
+        rounded = weights_of("fp8")
         if fitting := max(0, bytes_free - rounded) // bytes_per_page:
             most = "" if fitting >= pages else f" and {_kv_setting(config, fitting)}"
             advice.append(f'set quantization to "fp8" (weights then take {_gib(rounded)}){most}')
+    if config.expert_copies:
+        advice.append(f"lower expert_copies ({_gib(copies_of(config.quantization))} of the weights are copies)")
     wanted = f"{pages} KV pages" if config.kv_pages else f"KV of the longest request, {max_model_len:,} tokens,"
     fault = "the model does not fit: its weights take"
     if stage.count > 1:

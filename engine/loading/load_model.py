@@ -172,6 +172,10 @@ class _Loading:
             choose_products(decoder, self._device)
             if self._config.expert_parallel and self._ranks.shard.size > 1 and self._ranks.rank == 0:
                 decoder.count_experts()
+            if self._config.expert_copies:
+                decoder.copy_experts(self._config.expert_copies)
+                if self._device.type == "cuda":
+                    torch.cuda.empty_cache()  # of the stacks without slots for copies, where no larger one fits
         pages = self._pages(self._num_groups, self._kv_dtype, self._groups)
         runner = self._runner(self._model, decoder, self._backend, pages, self._ranks, self._groups)
         runner.max_model_len = self._limit

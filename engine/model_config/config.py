@@ -359,6 +359,13 @@ class ModelConfig:
             return element_bytes
         return sum(stored.matrix_bytes(*shape) for shape in shapes) / sum(map(math.prod, shapes))
 
+    def bytes_per_expert(self, element_bytes: int, quantization: str | None = None) -> int:
+        """Return the bytes of one expert in each sparse layer together; 0 in a model without experts."""
+        if self.experts is None:
+            return 0
+        weights = len(self.experts.layers) * 3 * self.hidden_size * self.experts.intermediate_size
+        return round(weights * self.expert_weight_bytes(element_bytes, quantization))
+
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Return the bytes of one token's keys and values in all layers, at `element_bytes` per number."""
         return self.num_kv_layers * math.prod(self.kv_shape) * element_bytes

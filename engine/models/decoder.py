@@ -26,6 +26,7 @@ from engine.layers.operations import Operations, Rotary
 from engine.model_config.config import ModelConfig
 from engine.model_parts.parts import LatentAttentionConfig
 from engine.models.delta_net import GatedDeltaNet
+from engine.models.expert_copies import ExpertCopies
 from engine.models.expert_load import ExpertLoad
 from engine.models.experts import Experts
 from engine.models.experts_and_mlp import ExpertsAndMLP
@@ -216,6 +217,8 @@ class Decoder(nn.Module):
         """Like `PlainLinear.few_rows`, for the output head."""
         self.expert_load: ExpertLoad | None = None
         """The tokens of each expert, if they are counted."""
+        self.expert_copies: ExpertCopies | None = None
+        """This rank's copies of other ranks' experts, if there are slots for them."""
 
     def count_experts(self) -> None:
         """Count the tokens of each expert from now on."""
@@ -226,6 +229,11 @@ class Decoder(nn.Module):
             self.expert_load = ExpertLoad(len(layers), count, self._ranks.shard.size, device)
             for number, experts in enumerate(layers):
                 experts.on_chosen = self.expert_load.of_layer(number)
+
+    def copy_experts(self, num_copies: int) -> None:
+        """Make room for so many copies of other ranks' experts in each layer."""
+        layers = [layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)]
+        self.expert_copies = ExpertCopies(layers, num_copies, self._ranks)
 
     def forward(
         self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages, received: torch.Tensor | None = None

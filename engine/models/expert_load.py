@@ -8,7 +8,7 @@ rank      [   0   |   1   |   2   |   3   ]   experts, in equal parts: a layer t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -27,13 +27,21 @@ class ExpertLoad:
         self.padding_from = torch.iinfo(torch.int64).max
         """The first slot for KV of padding: tokens that write there or after it are not counted."""
         self._chosen: list[torch.Tensor] = [self.counts] * num_layers
-        self._num_ranks = num_ranks
+        each = torch.eye(num_ranks, dtype=torch.float64).repeat_interleave(num_experts // num_ranks, 0)
+        self._shares = each.repeat(num_layers, 1, 1)
+        """[layers, experts, ranks]: the share of an expert's tokens that each rank computes."""
         self._seen = torch.zeros(num_layers, num_experts, dtype=torch.int64)
         self._imbalance: float | None = None
 
     def of_layer(self, number: int) -> Callable[[torch.Tensor], None]:
         """Return the function to which a layer passes each token's experts, int64 [N, k]."""
         return partial(self._chosen.__setitem__, number)
+
+    def share(self, number: int, holders: Sequence[Sequence[int]]) -> None:
+        """Divide the tokens of each expert of a layer equally among the ranks that hold it."""
+        ranks = range(self._shares.shape[2])
+        each = [[(rank in those) / len(those) for rank in ranks] for those in holders]
+        self._shares[number] = torch.tensor(each, dtype=torch.float64)
 
     def add(self, slots: torch.Tensor) -> None:
         """Count the tokens of a step, when all layers have passed their experts. Does not wait for the device.
@@ -46,15 +54,19 @@ class ExpertLoad:
         self.counts.scatter_add_(1, chosen.flatten(1), is_counted.expand(num_layers, -1))
         self._chosen[:] = [self.counts] * num_layers  # The memory of the others is free again.
 
+    def read(self) -> torch.Tensor:
+        """Return a copy of `counts` on the host, after the steps launched so far."""
+        return self.counts.to("cpu", copy=True)
+
     def imbalance(self) -> float | None:
         """Return the tokens of the busiest rank over the mean of the ranks, averaged over layers; 1 is even.
 
         It is a figure of the tokens since an earlier call, or of those before; None while there were few.
         """
-        counts = self.counts.to("cpu", copy=True)
+        counts = self.read()
         new = counts - self._seen
         if new[0].sum() >= _FEWEST_CHOICES:
             self._seen = counts
-            of_ranks = new.unflatten(1, (self._num_ranks, -1)).sum(2).double()
+            of_ranks = (new.double()[:, None] @ self._shares)[:, 0]
             self._imbalance = float((of_ranks.amax(1) / of_ranks.mean(1)).mean())
         return self._imbalance

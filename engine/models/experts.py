@@ -9,6 +9,7 @@ A token's pairs are summed in the order of its router, so a sum does not depend 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -53,6 +54,9 @@ class Experts(nn.Module):
         self.shared_gate = nn.Parameter(torch.empty(1, hidden_size)) if config.shared_is_gated else None
         self.on_chosen: Callable[[torch.Tensor], None] | None = None
         """Called with each token's experts, int64 [N, k]."""
+        self.slots: torch.Tensor | None = None
+        """With copies of experts (`engine.models.expert_copies`), int64 [num_experts, turns]: the place of an
+        expert's weights on this rank for the tokens of each turn."""
 
     @property
     def rounds(self) -> int:
@@ -71,6 +75,35 @@ class Experts(nn.Module):
         gate_up, down = self.matrices_apart
         self._stacks = MatrixStack(gate_up, dtype, device), MatrixStack(down, dtype, device)
 
+    @property
+    def num_experts(self) -> int:
+        """Number of experts on all ranks."""
+        return self._config.num_experts
+
+    @property
+    def stacked_weights(self) -> list[torch.Tensor]:
+        """All weights of the experts on this rank, [slots, ...] each."""
+        if self._stacks is not None:
+            return [weights for stack in self._stacks for weights in stack.tensors.values()]
+        weights = self.gate_up_proj, self.down_proj, self.gate_up_bias, self.down_bias
+        return [one for one in weights if one is not None]
+
+    def add_slots(self, count: int) -> None:
+        """Make room for the weights of `count` more experts. They are used through `slots` only."""
+        self._first = 0
+        if self._stacks is not None and self.apart is not None:
+            first, before = self.apart[0], self.stacked_weights
+            weights = {id(one): one for one in (*first.buffers(), *first.parameters())}
+            self.apart.extend([deepcopy(first, dict(weights)) for _ in range(count)])  # without their memory
+            self.allocate(self.router.dtype, self.router.device)
+            for grown, own in zip(self.stacked_weights, before, strict=True):
+                grown[: len(own)] = own
+            return
+        for name in ("gate_up_proj", "down_proj", "gate_up_bias", "down_bias"):
+            if (own := getattr(self, name)) is not None:
+                grown = torch.cat((own.detach(), own.new_zeros(count, *own.shape[1:])))
+                setattr(self, name, nn.Parameter(grown, requires_grad=False))
+
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
         config = self._config
@@ -82,6 +115,9 @@ class Experts(nn.Module):
             chosen, weights = operations.route(logits, config.per_token, config.renormalizes)
         if self.on_chosen is not None:
             self.on_chosen(chosen)
+        if self.slots is not None:
+            turns = torch.arange(len(chosen), device=chosen.device) % self.slots.shape[1]
+            chosen = self.slots[chosen, turns[:, None]]
         if config.scales_inputs:
             inputs = (x[:, None] * weights[..., None]).to(x.dtype).flatten(0, 1)
             pairs = self._routed(inputs, chosen.view(-1, 1), torch.ones_like(weights).view(-1, 1), operations)

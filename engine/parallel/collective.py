@@ -105,8 +105,14 @@ class Collective:
 
     def from_first(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return rank 0's tensor, which overwrites `tensor` on the other ranks."""
+        return self.from_rank(tensor, 0)
+
+    def from_rank(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """Return the tensor of a rank of this stage, which overwrites `tensor` on the other ranks."""
         if self._group is not None:
-            finish(self._group.broadcast([tensor], in_stream(dist.BroadcastOptions())))
+            options = dist.BroadcastOptions()
+            options.rootRank = rank
+            finish(self._group.broadcast([tensor], in_stream(options)))
         return tensor
 
     def all_of(self, count: int, device: torch.device) -> list[int]:

@@ -163,6 +163,21 @@ def _possible_contexts(config: ModelConfig, tensor_parallel_size: int) -> list[i
     return [size for size in range(1, ranks + 1) if ranks % size == 0]
 
 
+def check_copies(model: ModelConfig, config: EngineConfig) -> None:
+    """Raise ValueError if ranks cannot hold as many copies of experts as `config` says."""
+    if not config.expert_copies or model.experts is None:
+        return
+    if model.experts.are_next_to_mlp:
+        raise ValueError("expert_copies is not supported for experts next to an MLP (Gemma 4); leave it out")
+    num_experts, size = model.experts.num_experts, config.tensor_parallel_size
+    most = num_experts - num_experts // size
+    if config.expert_copies > most:
+        raise ValueError(
+            f"expert_copies is {config.expert_copies}, but each of {size} GPUs holds {num_experts // size} of the "
+            f"{num_experts} experts, so the others have {most}; lower it"
+        )
+
+
 def _divides(config: ModelConfig, size: int, splits_experts: bool) -> bool:
     even = all(count % size == 0 for count in (config.num_heads, *_inner(config, splits_experts).values()))
     kinds = [heads.num_kv_heads for heads, _ in config.kinds_of_heads.values()]

@@ -36,20 +36,12 @@ def load_with_draft_model(
     check_same_vocabulary(config.model, directory, settings.model, resolve_model(settings.model))
     draft = load_model(
         dataclasses.replace(
-            config,
-            model=settings.model,
-            model_revision=None,
+            config.of_draft_model(settings.model),
             served_name=None,
             kv_pages=settings.kv_pages or 1,
             max_model_len=None,
             preemption="recompute",
             host_kv_gib=0.0,
-            speculation=None,
-            tensor_parallel_size=1,
-            context_parallel_size=1,
-            page_size=config.page_tokens,
-            pipeline_parallel_size=1,
-            micro_batches=None,
             cuda_graphs="off",  # Graphs are recorded below, on the draft model's own pages.
             windowed_kv="off",  # The draft model supports only pages of all layers.
         )

@@ -11,7 +11,7 @@ from engine.loading.load_model import load_model
 from engine.model_config.config import ModelConfig
 from engine.model_files.model_directory import resolve_model
 from engine.parallel.division import stages_of
-from engine.parallel.shard import check_context, check_divides
+from engine.parallel.shard import check_context, check_copies, check_divides
 from engine.ranks.launcher import LocalProcesses, WorkerLauncher
 from engine.ranks.pipeline_runner import PipelineRunner
 from engine.ranks.rank_group import RankGroup
@@ -33,6 +33,7 @@ def load_on_ranks(
     model = ModelConfig.from_directory(directory)
     check_divides(model, config.tensor_parallel_size, config.expert_parallel)
     check_context(model, config.tensor_parallel_size, config.context_parallel_size)
+    check_copies(model, config)
     starts = stages_of(model, config)[0].starts
     device = _first_device(config, launcher.shares_gpus)
     config = replace(
@@ -47,7 +48,7 @@ def load_on_ranks(
                 runner.lower_tier.join(rank_group)
             if isinstance(runner, StageRunner):
                 return PipelineRunner(runner, rank_group)
-            return ParallelRunner(runner, rank_group)
+            return ParallelRunner(runner, rank_group, config.expert_copies_interval)
     except BaseException:
         rank_group.close()
         raise

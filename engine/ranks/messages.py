@@ -20,6 +20,7 @@ from engine.attention.pinned import on_device
 from engine.graphs.decode_graphs import GraphStep, RecordedSampler
 from engine.graphs.row_assignment import RowChanges
 from engine.graphs.step_graphs import DecodeSize
+from engine.models.expert_copies import Changes
 from engine.runner.prepared_step import PreparedStep
 from engine.sampling.pooled import PooledRow
 from engine.sampling.prompt_logprobs import PromptSpan
@@ -137,6 +138,12 @@ class StepTask(msgspec.Struct, frozen=True, array_like=True, tag=0):
         return to_device(PreparedStep(**shared, chunks=(), tails=(), has_drafts=False), device)
 
 
+class CopyExperts(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Change the copies of experts between the steps sent before and after it."""
+
+    changes: Changes
+
+
 class FinishTask(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """Sample for the oldest step that is not finished. Only the first of several stages gets it."""
 
@@ -222,14 +229,15 @@ def _unpacked(kind: type, value: Any) -> object:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_packed)
 _work = msgspec.msgpack.Decoder(
-    StepTask | FinishTask | ReplayTask | WritePage | ReadPage | LendPage | StorePage, dec_hook=_unpacked
+    StepTask | FinishTask | ReplayTask | CopyExperts | WritePage | ReadPage | LendPage | StorePage,
+    dec_hook=_unpacked,
 )
 _report = msgspec.msgpack.Decoder(RankReady | RankFailed | MovedPage | PagePart | StoredPage)
 _task = msgspec.msgpack.Decoder(LoadTask)
 
 
 PageTask = WritePage | ReadPage | LendPage | StorePage
-Work = StepTask | FinishTask | ReplayTask | PageTask
+Work = StepTask | FinishTask | ReplayTask | CopyExperts | PageTask
 """The tasks of the other ranks once they have loaded their share."""
 PageReport = MovedPage | PagePart | StoredPage
 Report = RankReady | RankFailed | PageReport

@@ -32,6 +32,7 @@ from engine.ranks.entrance import Entrance
 from engine.ranks.launcher import RankSpec, WorkerLauncher, Workers
 from engine.ranks.messages import (
     MAX_REPORT_BYTES,
+    CopyExperts,
     FinishTask,
     LendPage,
     LoadTask,
@@ -152,8 +153,8 @@ class RankGroup:
             raise met[0]
         return met[0]
 
-    def send(self, task: StepTask | FinishTask | ReplayTask, size: int | None = None) -> None:
-        """Send a step to all other ranks, or to those of the first `size`. Raises RankLost."""
+    def send(self, task: StepTask | FinishTask | ReplayTask | CopyExperts, size: int | None = None) -> None:
+        """Send a step, or new copies, to all other ranks, or to those of the first `size`. Raises RankLost."""
         with self.guarded():
             self._send(encode(task), size)
 

@@ -16,7 +16,8 @@ import torch
 
 from engine.base.errors import RankLost
 from engine.graphs.decode_graphs import GraphStep
-from engine.ranks.messages import ReplayTask, StepTask, to_device
+from engine.models.expert_copies import Changes, CopyChooser
+from engine.ranks.messages import CopyExperts, ReplayTask, StepTask, to_device
 from engine.ranks.pages_of_ranks import PagesOfRanks
 from engine.ranks.rank_group import RankGroup
 from engine.runner.model_runner import ModelRunner
@@ -31,7 +32,11 @@ class ParallelRunner:
 
     is_encoder = False
 
-    def __init__(self, runner: ModelRunner, rank_group: RankGroup) -> None:
+    def __init__(self, runner: ModelRunner, rank_group: RankGroup, copies_interval: int = 0) -> None:
+        """`copies_interval`: steps after which copies of experts are chosen again, if there is room for any."""
+        self._copies: CopyChooser | None = None
+        if runner.expert_copies is not None and runner.expert_load is not None:
+            self._copies = CopyChooser(runner.expert_copies, runner.expert_load, copies_interval)
         self._runner, self.rank_group = runner, rank_group
         self.model_config = runner.model_config
         self.num_pages, self.page_size = runner.num_pages, runner.page_size
@@ -55,22 +60,33 @@ class ParallelRunner:
         The step raises RankLost whenever it fails: if not all ranks ran it, they cannot run another one together.
         """
         if (placed := self._runner.place(plan)) is not None:
-            self.rank_group.send(ReplayTask.of(placed))
-            return partial(self._replay, placed)
+            return partial(self._replay, placed, self._send(ReplayTask.of(placed)))
         step = self._runner.read(plan, _HOST)
-        self.rank_group.send(StepTask.of(step))
-        return partial(self._compute, to_device(step, self.device))
+        changes = self._send(StepTask.of(step))
+        return partial(self._compute, to_device(step, self.device), changes)
+
+    def _send(self, task: StepTask | ReplayTask) -> Changes:
+        """Send a step to the other ranks; returns the copies of experts that all ranks change before it."""
+        changes = {} if self._copies is None else self._copies.next_changes()
+        if changes:
+            self.rank_group.send(CopyExperts(changes))
+        self.rank_group.send(task)
+        return changes
 
     def close(self) -> None:
         """End the other ranks. Idempotent."""
         self.rank_group.close()
 
-    def _compute(self, step: PreparedStep) -> StepResult:
+    def _compute(self, step: PreparedStep, changes: Changes) -> StepResult:
         with self.losing():
+            if changes:
+                self._runner.place_copies(changes)
             return self._runner.compute(step)
 
-    def _replay(self, step: GraphStep) -> StepUnderway:
+    def _replay(self, step: GraphStep, changes: Changes) -> StepUnderway:
         with self.losing():
+            if changes:
+                self._runner.place_copies(changes)
             return _SharedStep(self._runner.replay(step), self)
 
     @contextmanager

@@ -25,6 +25,7 @@ from engine.parallel.shard import Shard
 from engine.parallel.stage import Stage
 from engine.ranks.launcher import RankSpec
 from engine.ranks.messages import (
+    CopyExperts,
     FinishTask,
     LendPage,
     LoadTask,
@@ -138,6 +139,9 @@ class _Doing:
             return
         if isinstance(work, StepTask):
             self._run(work.step(self._device))
+            return
+        if isinstance(work, CopyExperts):
+            self._runner.place_copies(work.changes)
             return
         if isinstance(work, FinishTask):
             assert isinstance(self._runner, StageRunner), "only stages finish steps"

@@ -31,6 +31,7 @@ from engine.kv_tier.rank_pages import Moved, RankPages
 from engine.model_config.config import ModelConfig
 from engine.model_config.layer_groups import LayerGroups
 from engine.models.decoder import Decoder
+from engine.models.expert_copies import Changes, ExpertCopies
 from engine.models.expert_load import ExpertLoad
 from engine.models.native_decoder import NativeDecoder
 from engine.parallel.collective import ALONE, Collective
@@ -234,6 +235,17 @@ class ModelRunner:
     def expert_load(self) -> ExpertLoad | None:
         """The tokens of each expert; None if they are not counted."""
         return self.decoder.expert_load if isinstance(self.decoder, Decoder) else None
+
+    @property
+    def expert_copies(self) -> ExpertCopies | None:
+        """This rank's copies of other ranks' experts; None if there is no room for any."""
+        return self.decoder.expert_copies if isinstance(self.decoder, Decoder) else None
+
+    @torch.inference_mode()
+    def place_copies(self, changes: Changes) -> None:
+        """Change the copies of experts in some layers, after the steps launched so far; on all ranks together."""
+        assert self.expert_copies is not None
+        self.expert_copies.place(changes)
 
     @property
     def takes_all_cores(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from engine.base.machine import cpu_list
@@ -26,6 +26,7 @@ GPU_DEFAULTS: Mapping[str, Any] = {"kv_memory_share": 0.9, "max_step_tokens": 81
 KV pages take their share of the rest (`engine/loading/step_memory.py`)."""
 # Eleven days. Priorities then hardly age, and a float still distinguishes a clock's seconds.
 _LONGEST_HALF_LIFE_S = 1e6
+_LARGEST_PAGE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class EngineConfig(SchedulerSettings):
     """GPUs (or processes, on a CPU) that share each layer of the model: they must divide its heads."""
     expert_parallel: bool = False
     """With `tensor_parallel_size`: whether each GPU holds some experts whole instead of a part of every expert."""
+    expert_copies: int = 0
+    """With `expert_parallel`: copies of other GPUs' experts that each GPU holds in each layer, of those in demand,
+    0 to 64. Their tokens are divided."""
+    expert_copies_interval: int = 2000
+    """Steps after which the copies of each layer are chosen again, by the tokens of its experts meanwhile."""
     one_shot_kib: int = 512
     """With `tensor_parallel_size` on GPUs: one kernel, which reads the other GPUs' memory and also adds and norms,
     computes sums over ranks of up to so many KiB; NCCL computes larger ones. 0: NCCL computes all."""
@@ -160,7 +166,7 @@ class EngineConfig(SchedulerSettings):
         _check_range("one_shot_kib", self.one_shot_kib, 0, 2**16)
         if self.graph_tokens is not None:
             _check_range("graph_tokens", self.graph_tokens, 0, 2048)
-        _check_range("page_size", self.page_size, 1, 256)
+        _check_range("page_size", self.page_size, 1, _LARGEST_PAGE)
         _check_range("block_tokens", self.block_tokens, 1, 2**20)
         _check_range("tensor_parallel_size", self.tensor_parallel_size, 1, 2**10)
         _check_range("pipeline_parallel_size", self.pipeline_parallel_size, 1, 64)
@@ -170,6 +176,18 @@ class EngineConfig(SchedulerSettings):
                     f"device is {self.device!r}, but {name} is {size}: it must be "
                     '"auto", "cpu" or "cuda", and each rank takes a GPU of its own'
                 )
+        _check_range("expert_copies", self.expert_copies, 0, 64)
+        _check_range("expert_copies_interval", self.expert_copies_interval, 1, 2**40)
+        if self.expert_copies and not (self.expert_parallel and self.tensor_parallel_size > 1):
+            raise ValueError(
+                f"expert_copies is {self.expert_copies}, but copies are for GPUs that hold experts whole; set "
+                "expert_parallel, and tensor_parallel_size above 1, or leave it out"
+            )
+        if self.expert_copies and self.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"expert_copies is {self.expert_copies}, but pipeline_parallel_size is "
+                f"{self.pipeline_parallel_size}: stages of a pipeline have no copies; leave one of them out"
+            )
         if self.pipeline_layers is not None and len(self.pipeline_layers) != self.pipeline_parallel_size:
             raise ValueError(
                 f"pipeline_layers has {len(self.pipeline_layers)} numbers, but pipeline_parallel_size is "
@@ -232,6 +250,12 @@ class EngineConfig(SchedulerSettings):
             )
         if not isinstance(self.speculation, Speculation | None):
             raise ValueError(f"speculation must be a Speculation or None, got {self.speculation!r}")
+        has_draft_model = self.speculation is not None and self.speculation.model is not None
+        if has_draft_model and self.page_tokens > _LARGEST_PAGE:
+            raise ValueError(
+                f"page_size {self.page_size} times context_parallel_size {self.context_parallel_size} is more "
+                f"than {_LARGEST_PAGE}, the most tokens of a draft model's page; lower page_size"
+            )
         if self.tasks != "auto" and not (self.tasks and set(self.tasks) <= set(TASKS)):
             raise ValueError(f'tasks must be "auto" or some of {", ".join(TASKS)}; got {self.tasks!r}')
         if not isinstance(self.generation_config, str):
@@ -264,6 +288,23 @@ class EngineConfig(SchedulerSettings):
     def num_ranks(self) -> int:
         """Processes that share the model: those of each stage, in all stages."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def of_draft_model(self, model: str) -> EngineConfig:
+        """Return the settings for this draft model, which the first rank has whole."""
+        return replace(
+            self,
+            model=model,
+            model_revision=None,
+            tensor_parallel_size=1,
+            context_parallel_size=1,
+            page_size=self.page_tokens,
+            pipeline_parallel_size=1,
+            pipeline_layers=None,
+            micro_batches=None,
+            expert_parallel=False,
+            expert_copies=0,
+            speculation=None,
+        )
 
     @property
     def page_tokens(self) -> int:

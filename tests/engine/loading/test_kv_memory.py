@@ -107,6 +107,19 @@ LLAMA = ModelConfig.from_json(
     {},
     "llama",
 )
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 32_768,
+    "torch_dtype": "bfloat16",
+}
 GIB = 2**30
 
 
@@ -158,6 +171,17 @@ def test_divided_kv_takes_so_much_less_of_a_gpu() -> None:
         check_room(whole, LLAMA, 2, head, 131_072, 2 * GIB, 16)
     with pytest.raises(ValueError, match=r"131,072 tokens, 1\.00 GiB, .* max_model_len to at most 8512 "):
         check_room(halves, LLAMA, 2, head, 131_072, 1024 * MIB, 16)
+
+
+def test_copies_of_experts_are_weights_of_each_gpu() -> None:
+    """Mixtral-8x7B on two GPUs: 43.50 GiB each, and 10.50 GiB for a copy of an expert in each of 32 layers."""
+    mixtral = ModelConfig.from_json(MIXTRAL, {}, "mixtral")
+    config = EngineConfig(tensor_parallel_size=2, expert_parallel=True, expert_copies=1, max_model_len=8192)
+    assert mixtral.bytes_per_expert(2) == 32 * 3 * 4096 * 14_336 * 2
+    half = mixtral.kv_bytes_per_token(2) // 2
+    with pytest.raises(ValueError, match=r"weights take 54\.00 GiB.* or lower expert_copies \(10\.50 GiB of"):
+        check_room(config, mixtral, 2, half, 8192, 54 * GIB, 2)
+    check_room(config, mixtral, 2, half, 8192, 55 * GIB, 2)
 
 
 def test_the_most_pages_that_fit_are_named() -> None:

@@ -10,6 +10,7 @@ import pytest
 from engine.attention.base import AttentionShape
 from engine.base.errors import RankLost
 from engine.loading import load_model
+from engine.models.expert_copies import NOTHING
 from engine.program.engine import Engine
 from engine.runner.token_reader import TokensUnderway
 from engine.settings.drafting import Speculation
@@ -138,3 +139,17 @@ def test_a_replay_that_fails_on_the_first_rank_loses_the_group(
     finally:
         monkeypatch.undo()
         engine.close()
+
+
+def test_copies_of_experts_change_between_recorded_steps(tmp_path: Path, recordings: list[Recording]) -> None:
+    """Recorded steps read which expert is where from tensors that are overwritten."""
+    model = save_tiny("mixtral", tmp_path, num_attention_heads=8, num_local_experts=4)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    alone, _ = run_on_ranks(model, 1, PROMPTS, params, attention="reference", cuda_graphs="off")
+    recordings.clear()
+    settings = {"expert_parallel": True, "expert_copies": 1, "expert_copies_interval": 4, **LIMITED}
+    shared, engine = run_on_ranks(model, 2, PROMPTS, params, **settings)
+    assert tokens_of_each(shared) == tokens_of_each(alone)
+    assert min(recording.num_replayed for recording in recordings) >= 8
+    placed = getattr(engine.runner, "_runner").expert_copies.placed  # noqa: B009
+    assert any(expert != NOTHING for placement in placed for experts in placement for expert in experts)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.settings.config import EngineConfig
+from engine.settings.drafting import Speculation
 
 
 def test_ranks_divide_the_kv_into_as_many_parts_as_are_set() -> None:
@@ -25,6 +26,13 @@ def test_ranks_divide_the_kv_into_as_many_parts_as_are_set() -> None:
         ),
         ({"ring_attention_tokens": 0}, r"ring_attention_tokens must be in \[1, 1048576\], got 0"),
         ({"ring_attention_tokens": 2**20 + 1}, r"ring_attention_tokens must be in \[1, 1048576\], got 1048577"),
+        (
+            {
+                **{"tensor_parallel_size": 8, "context_parallel_size": 8, "page_size": 64},
+                "speculation": Speculation(method="draft_model", model="demo"),
+            },
+            "page_size 64 times context_parallel_size 8 is more than 256, the most",
+        ),
         (
             {"context_parallel_size": 2},
             "context_parallel_size is 2, which does not divide tensor_parallel_size 1:",

@@ -180,3 +180,15 @@ def test_every_pair_is_in_one_tile_of_its_expert(tokens: int, first: int, count:
     flat = chosen.flatten().tolist()
     for expert in range(first, first + count):
         assert seen.get(expert, []) == [pair for pair, theirs in enumerate(flat) if theirs == expert]
+
+
+@pytest.mark.parametrize("tokens", [3, 37])
+def test_pairs_in_no_slot_are_left_out(tokens: int) -> None:
+    """With copies of experts, pairs that another rank computes have the slot after the last."""
+    x, weights, gate_up, down = inputs(tokens, 2)
+    chosen = everywhere(tokens, 2)
+    chosen[::3] = EXPERTS
+    chosen[1::3, 1] = EXPERTS
+    expected = experts_mlp(x, chosen, weights, gate_up, down, 0)
+    assert not expected[::3].any() and expected[1].any()
+    torch.testing.assert_close(triton_mlp(x, chosen, weights, gate_up, down, 0), expected, rtol=1e-5, atol=1e-5)
