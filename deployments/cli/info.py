@@ -177,7 +177,7 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     on_gpus = facts.dtype if config.dtype == "auto" else dtype
     if config.context_parallel_size > 1:
         table.add_row("  in parts", _parts(facts, config, element))
-    _add_computing(table, facts, config.page_size, dtype, on_gpus, machine.device)
+    _add_computing(table, facts, config, dtype, on_gpus, machine.device)
     if config.num_ranks > 1:
         plan = f"raydix plan {model}"
         if len(stages) > 1:
@@ -302,7 +302,7 @@ def describe_machine(machine: Machine, page_size: int, dtype: str) -> Table:
     memory = "GPU memory" if machine.device == "cuda" else "RAM"
     table.add_row("memory", f"{size_text(machine.free_bytes)} {memory} free")
     table.add_row("cores", f"{usable_cores()}")
-    _add_computing(table, None, page_size, here, on_gpus, machine.device)
+    _add_computing(table, None, EngineConfig(page_size=page_size), here, on_gpus, machine.device)
     return table
 
 
@@ -316,7 +316,7 @@ def _device_name(device: str) -> str:
 
 
 def _add_computing(
-    table: Table, facts: ModelConfig | None, page_size: int, here: str, on_gpus: str, device: str
+    table: Table, facts: ModelConfig | None, config: EngineConfig, here: str, on_gpus: str, device: str
 ) -> None:
     """Add how the model, or a usual one, is computed here, and how attention is computed on GPUs."""
     import torch
@@ -324,10 +324,11 @@ def _add_computing(
     from deployments.cli.cpu_kernels import attention_text, kernels_text
     from engine.attention.base import AttentionShape
 
-    shape = AttentionShape(*_USUAL_HEADS, page_size, frozenset({None}))
+    shape = AttentionShape(*_USUAL_HEADS, config.page_size, frozenset({None}))
     if facts is not None:
         largest = max((heads for heads, _ in facts.kinds_of_heads.values()), key=lambda heads: heads.head_dim)
-        shape = AttentionShape.of(largest, facts.windows, page_size)
+        shape = AttentionShape.of(largest, facts.windows, config.page_size)
+    shape = replace(shape, needs_sums=config.context_parallel_size > 1)
     # Text instead of a string, because brackets, as in 'raydix[flashinfer]', are not markup.
     table.add_row("attention here", Text(attention_text(shape, getattr(torch, here), device)))
     if device == "cpu":

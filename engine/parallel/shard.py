@@ -137,11 +137,13 @@ def check_context(config: ModelConfig, tensor_parallel_size: int, context_parall
             "of several kinds, whose KV is not divided; leave it out"
         )
     possible = _possible_contexts(config, tensor_parallel_size)
+    others = [n for n in possible_sizes(config) if context_parallel_size in _possible_contexts(config, n)]
     if context_parallel_size not in possible:
         raise ValueError(
             f"context_parallel_size is {context_parallel_size}, but the number of ranks with the same key-value "
             f"head is {possible[-1]} (tensor_parallel_size is {tensor_parallel_size}, and the model has "
             f"{config.num_kv_heads}); it can be {', '.join(map(str, possible))}"
+            + (f", or set tensor_parallel_size to {' or '.join(map(str, others))}" if others else "")
         )
 
 

@@ -219,7 +219,7 @@ def test_the_tables_keep_to_the_terminal(width: int, stages: int) -> None:
         (["demo", "--pipeline-parallel", "65"], r"pipeline_parallel_size must be in \[1, 64\], got 65"),
         (
             ["demo", "--context-parallel", "4"],
-            r"context_parallel_size is 4, but .* is 2 \(.* is 4, and the model has 2\); it can be 1, 2$",
+            r"context_parallel_size is 4, but .* is 2 \(.* is 4, and the model has 2\); it can be 1, 2",
         ),
         (["demo", "--context-parallel", "3", "--tensor-parallel", "4"], "does not divide tensor_parallel_size 4:"),
         (["demo", "--context-parallel", "65"], "context_parallel_size must be in"),
