@@ -77,12 +77,21 @@ async def kill_ingress(app: App, draw: random.Random) -> str:
 async def cut_wire(app: App, draw: random.Random) -> str:
     """Close every connection between one ingress and one engine, again and again for a while."""
     ingress, engine = _pick(app.ingresses(), draw), _pick(app.engines(), draw)
-    seconds, num_cut = draw.choice([0.0, 0.5, 5.0]), 0
-    end = asyncio.get_running_loop().time() + seconds
+    seconds = draw.choice([0.0, 0.5, 5.0])
+    num_cut = await cut_between(ingress, engine, seconds)
+    return f"{num_cut} connections between ingress {ingress} and engine {engine} cut in {seconds:g} s"
+
+
+async def cut_between(ingress: int, engine: int, seconds: float) -> int:
+    """Close every connection between two processes, again and again for a while. Returns how many it were.
+
+    Raises NotPossible where the kernel does not allow it.
+    """
+    end, num_cut = asyncio.get_running_loop().time() + seconds, 0
     while True:
         num_cut += _shut_connections(ingress, engine)
         if asyncio.get_running_loop().time() >= end:
-            return f"{num_cut} connections between ingress {ingress} and engine {engine} cut in {seconds:g} s"
+            return num_cut
         await asyncio.sleep(_CUT_S)
 
 

@@ -77,7 +77,7 @@ def update(cluster: RayCluster, known: Known, code: Path, at_once: int) -> dict[
 
     async def scenario() -> dict[str, Any]:
         stop, began = asyncio.Event(), time.monotonic()
-        async with client_of(cluster.url, reconnects=True) as client, asyncio.TaskGroup() as group:
+        async with client_of(cluster.url) as client, asyncio.TaskGroup() as group:
             asked = group.create_task(drive(client, [ask for ask, _ in known], stop, at_once=at_once))
             await asyncio.to_thread(cluster.deploy, APPLICATION, code)
             seconds = time.monotonic() - began

@@ -87,7 +87,7 @@ class Report:
 def main() -> None:
     """Besiege, print what came of it, and write it."""
     options = _options()
-    with besieged(Size(options.engines, options.ingresses)) as target:
+    with besieged(Size(options.engines, options.ingresses), options.connections) as target:
         report = asyncio.run(_run(target, options))
     _print(report)
     if options.json:
@@ -233,6 +233,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=0, help="times of each kind of attack, instead of a time")
     parser.add_argument("--seed", type=int, default=0, help="seed of requests and attacks")
     parser.add_argument("--streams", type=int, default=16, help="honest streams kept open")
+    parser.add_argument("--connections", type=int, default=100, help="connections of each flood")
     parser.add_argument("--asks", type=int, default=24, help="different honest requests")
     parser.add_argument("--engines", type=int, default=3, help="engine replicas")
     parser.add_argument("--ingresses", type=int, default=2)

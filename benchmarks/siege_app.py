@@ -21,6 +21,8 @@ from deployments.config.tenants import hash_key
 
 KEYS = {"honest": "rdx-honest-tenant", "hostile": "rdx-hostile-tenant", "admin": "rdx-admin"}
 BODY_TIMEOUT_S, HEADER_TIMEOUT_S, HANDSHAKE_S, SLOW_READER_S = 6.0, 4.0, 4.0, 6.0
+KEEP_S = 10.0
+"""Seconds for which an engine keeps a stream that has ended; what is then held is a leak."""
 MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES = 2**23, 2**25
 _WIRE_PORTS = 64
 """Ports for engines: of each that is replaced, the old one may still be there."""
@@ -51,6 +53,8 @@ class Target:
     app: App
     metrics_port: int
     wire_ports: range
+    num_flood: int = 100
+    """Connections of each flood."""
     clocks: WallClocks | None = None
     """The wall clocks of its processes; None where they cannot be moved."""
     outages: list[Outage] = field(default_factory=list)
@@ -72,15 +76,15 @@ class Target:
 
 
 @contextlib.contextmanager
-def besieged(size: Size) -> Iterator[Target]:
-    """Start the application; nothing is left of it at the end."""
+def besieged(size: Size, num_flood: int) -> Iterator[Target]:
+    """Start the application, for floods of so many connections; nothing is left of it at the end."""
     metrics_port, wire_ports = free_port(), _free_range(_WIRE_PORTS)
     with contextlib.ExitStack() as stack:
         clocks = _clocks(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         with contextlib.nullcontext() if clocks is None else clocks.preloaded():
             app = stack.enter_context(started(size, _changes(metrics_port, wire_ports), authorization("admin")))
         stack.callback(app.close)
-        yield Target(app, metrics_port, wire_ports, clocks)
+        yield Target(app, metrics_port, wire_ports, num_flood, clocks)
 
 
 def _clocks(directory: Path) -> WallClocks | None:
@@ -98,6 +102,7 @@ def _changes(metrics_port: int, wire_ports: range) -> dict[str, Any]:
         "metrics": {"port": metrics_port},
         "wire": {"ports": [wire_ports[0], wire_ports[-1]], "handshake_s": HANDSHAKE_S},
         "ingresses": {"header_timeout_s": HEADER_TIMEOUT_S},
+        "streams": {"keep_s": KEEP_S},
         "limits": {
             "body_timeout_s": BODY_TIMEOUT_S,
             "slow_reader_timeout_s": SLOW_READER_S,

@@ -99,7 +99,7 @@ def _connections(target: Target) -> Iterator[str]:
     with contextlib.suppress(psutil.Error):
         ours = {c.laddr.port for c in psutil.Process(os.getpid()).net_connections("tcp") if c.laddr}
     everything = processes(target)
-    peers = {c.laddr.port for pid in everything["ingress"] for c in _tcp(pid)}
+    peers = {c.laddr.port for pids in everything.values() for pid in pids for c in _tcp(pid)}
     ports = {target.port, target.metrics_port, *target.wire_ports}
     for kind, pids in everything.items():
         strange = Counter(

@@ -11,8 +11,6 @@ from benchmarks.attackers.base import Attacker, Kind
 from benchmarks.attackers.connections import Stranger, head
 from benchmarks.private_ray import HOST
 
-CONNECTIONS = 100
-"""Connections of each flood at a time."""
 MOST_BYTES = 2 * 2**20
 """Bytes that each connection sends, if the server takes them."""
 PATIENCE_S = 5.0
@@ -46,7 +44,7 @@ class Floods(Attacker):
         return {**floods, "slow": self._slow}
 
     async def _flood(self, begin: bytes, repeat: bytes) -> None:
-        await asyncio.gather(*(self._send(begin, repeat) for _ in range(CONNECTIONS)))
+        await asyncio.gather(*(self._send(begin, repeat) for _ in range(self.target.num_flood)))
 
     async def _send(self, begin: bytes, repeat: bytes) -> None:
         # What was refused is not read, so its connection is reset; a full server may refuse it at once.
@@ -60,7 +58,7 @@ class Floods(Attacker):
                     num_sent, data = num_sent + len(data), repeat
 
     async def _slow(self) -> None:
-        await asyncio.gather(*(self._drip() for _ in range(CONNECTIONS)))
+        await asyncio.gather(*(self._drip() for _ in range(self.target.num_flood)))
 
     async def _drip(self) -> None:
         with contextlib.suppress(TimeoutError, OSError):

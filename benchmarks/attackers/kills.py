@@ -71,8 +71,8 @@ class Kills(Attacker):
         lacks += [f"{len(there[kind])} {kind}" for kind in ("hubs", "controllers") if len(there[kind]) > 1]
         if any(victim in pids for pids in there.values()):
             lacks.append(f"the killed process {victim} is still there")
-        if (count := len(await app.connected())) < app.size.replicas:
-            lacks.append(f"an ingress is connected to {count} engines of {app.size.replicas}")
+        if not await app.is_whole():
+            lacks.append("an ingress does not listen, or is not connected to all engines")
         if not await app.samples("raydix_engine_up"):
             lacks.append("no engine is on the page of metrics")
         return lacks

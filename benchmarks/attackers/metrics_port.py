@@ -10,8 +10,6 @@ from benchmarks.attackers.base import Attacker, Kind
 from benchmarks.attackers.connections import Stranger, head, parsed
 from benchmarks.private_ray import HOST
 
-MANY = 150
-"""Connections of one flood: more than the hub serves at a time."""
 _PAGE = head("/metrics", {}, method="GET", who=None)
 
 
@@ -35,7 +33,7 @@ class MetricsStrangers(Attacker):
             self.counts["refused, as the hub was being replaced"] += 1
 
     async def _silent(self) -> None:
-        await asyncio.gather(*(self._ended(b"") for _ in range(MANY)))
+        await asyncio.gather(*(self._ended(b"") for _ in range(self.target.num_flood)))
 
     async def _garbage(self) -> None:
         await self._ended(self.draw.randbytes(5000))
@@ -55,7 +53,7 @@ class MetricsStrangers(Attacker):
                 if answer and answer.status not in (200, 503):
                     self.wrong.append(f"{answer.status} {answer.body[:200]!r}")
 
-        await asyncio.gather(*(one() for _ in range(MANY)))
+        await asyncio.gather(*(one() for _ in range(self.target.num_flood)))
 
     async def _never_read(self) -> None:
         async def one() -> None:

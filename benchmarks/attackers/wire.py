@@ -17,8 +17,6 @@ from benchmarks.attackers.base import Attacker, Kind
 from benchmarks.attackers.connections import Stranger
 
 Address = tuple[str, int]
-MANY = 200
-"""Connections of one flood."""
 _COMMAND, _MORE, _LONG = 4, 1, 2
 _HELLO_BYTES = 192
 """Size of the rest of CURVE's hello, after the command's name."""
@@ -71,7 +69,7 @@ class WireStrangers(Attacker):
         await self._said(address, _greeting(b"CURVE") + announced, bytes(65536))
 
     async def _flood(self, address: Address) -> None:
-        await asyncio.gather(*(self._said(address, _greeting(b"CURVE")) for _ in range(MANY)))
+        await asyncio.gather(*(self._said(address, _greeting(b"CURVE")) for _ in range(2 * self.target.num_flood)))
 
     async def _wrong_keys(self, address: Address) -> None:
         """ZeroMQ's own sockets, which connect again and again: without keys, and with keys that are not right."""

@@ -76,7 +76,7 @@ def test_a_rolling_update_under_load_loses_no_stream(cluster: RayCluster, known:
     async def scenario() -> list[Outcome]:
         stop = asyncio.Event()
         changed = {**APPLICATION, "engine": {**APPLICATION["engine"], "kv_pages": 1100}}
-        async with client_of(cluster.url, reconnects=True) as client, asyncio.TaskGroup() as group:
+        async with client_of(cluster.url) as client, asyncio.TaskGroup() as group:
             asked = group.create_task(drive(client, [ask for ask, _ in known], stop, at_once=8))
             await asyncio.to_thread(cluster.deploy, changed)
             stop.set()

@@ -61,7 +61,8 @@ def test_an_installed_wheel_serves_and_leaves_no_process_behind_when_it_is_kille
     bytecode.mkdir()
     without = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(bytecode)}
     log = empty / "serve.log"
-    with a_server([raydix, "serve", "--port", port], ray_directory, log, imports="", **without) as server:
+    command = [raydix, "serve", "--port", port, "--replicas", "1"]
+    with a_server(command, ray_directory, log, imports="", **without) as server:
         client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         answer = client.chat.completions.create(
             model="demo",

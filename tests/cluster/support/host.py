@@ -79,7 +79,7 @@ class Host:
         self._resume_entered()
 
     def kill(self) -> None:
-        """End the host and all its processes in one moment, as a power failure does. Idempotent."""
+        """Kill all processes of the host in one moment. The kernel closes their connections. Idempotent."""
         if self._unshare.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             while self._unshare.poll() is None:

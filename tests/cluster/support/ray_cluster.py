@@ -36,6 +36,8 @@ _ENVIRONMENT = {
     "RAY_worker_niceness": "0",
     "RAY_prestart_worker_first_driver": "false",
     "RAY_AUTH_MODE": "disabled",  # whatever this machine's user has set up for another Ray
+    # Not 3,000: Ray takes a host for dead after five failed checks. One that is paused has 10 s for each of them.
+    "RAY_health_check_period_ms": "1000",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # else Serve kills a proxy that takes 5 s to start
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # not 10: Serve replaces a proxy after three failed checks
 }

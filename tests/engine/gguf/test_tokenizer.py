@@ -105,26 +105,29 @@ SEED = (
 ORIGINALS: dict[str, Any] = {
     "llama-bpe": lambda: (split(LLAMA3), None),
     "dbrx": lambda: (split(LLAMA3), None),
-    "smaug-bpe": lambda: (split(LLAMA3), None),
-    "glm4": lambda: (split(LLAMA3), None),
     "tekken": lambda: (split(theirs.GGUF_PRE_TOKENIZER_SPLITS["tekken"]), None),
     "gpt-4o": lambda: (split(O200K), None),
-    "llama4": lambda: (split(O200K), None),
     "minimax-m2": lambda: (split(O200K), None),
     "deepseek-v3": lambda: (split(*DEEPSEEK), None),
     "seed-coder": lambda: (split(SEED), None),
     "smollm": lambda: (digits(), None),
-    "starcoder": lambda: (digits(), None),
-    "refact": lambda: (digits(), None),
     "gpt-2": lambda: of_class(GPT2Tokenizer),
-    "phi-2": lambda: of_class(GPT2Tokenizer),
-    "granite-docling": lambda: of_class(GPT2Tokenizer),
     "qwen2": lambda: of_class(Qwen2Tokenizer),
-    "deepseek-r1-qwen": lambda: of_class(Qwen2Tokenizer),
     "qwen35": lambda: of_class(Qwen3_5Tokenizer),
     "olmo": lambda: of_class(GPTNeoXTokenizer),
     "command-r": lambda: of_class(CohereTokenizer),
 }
+SAME_ORIGINALS = {
+    "smaug-bpe": "dbrx",
+    "glm4": "dbrx",
+    "llama4": "gpt-4o",
+    "starcoder": "smollm",
+    "refact": "smollm",
+    "phi-2": "gpt-2",
+    "granite-docling": "gpt-2",
+    "deepseek-r1-qwen": "qwen2",
+}
+"""Names whose original splits as that of another name."""
 
 
 @pytest.mark.parametrize("pre", ORIGINALS)
@@ -141,6 +144,11 @@ def test_a_byte_level_tokenizer_is_the_one_that_was_converted(pre: str) -> None:
     tokenizer = made(gpt2_metadata(pre, special, user))
     assert_same(tokenizer, original)
     assert encoding_backend(tokenizer) is not None and decoding_backend(tokenizer) is not None
+
+
+@pytest.mark.parametrize("pre", SAME_ORIGINALS)
+def test_names_with_the_same_original_are_read_alike(pre: str) -> None:
+    assert PRE_TOKENIZERS[pre] == PRE_TOKENIZERS[SAME_ORIGINALS[pre]]
 
 
 def _model(ignores_merges: bool) -> dict[str, Any]:

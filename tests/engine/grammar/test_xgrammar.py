@@ -80,7 +80,7 @@ BODIES = st.lists(st.lists(PARTS, max_size=3).map(" ".join), min_size=1, max_siz
 CHOICES = st.lists(st.integers(0, 4095), max_size=20)
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(100))
 @given(st.tuples(BODIES, BODIES, BODIES), CHOICES)
 @example(("/[a-c]/ start | /[a-c]/", '""', '""'), [1] * 20)
 @example(('start start | "a" | "b" | start "+" start', '""', '""'), [0, 5, 0, 3] * 5)

@@ -48,13 +48,27 @@ def prompt(name: str, length: int, pages: list[int]) -> Chunk:
     return Chunk(request, 0, length, request.tokens, pages, samples=True)
 
 
-@pytest.mark.parametrize("widths", [(), WIDTHS], ids=["no drafts", "drafts"])
-@pytest.mark.parametrize("spreads", [False, True], ids=["pieces", "whole"])
-@pytest.mark.parametrize("settings", [{}, {"overlap": True}, {"speculation": Speculation(max_drafts=3)}])
+OVERLAPPED, SPECULATES = {"overlap": True}, {"speculation": Speculation(max_drafts=3)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "spreads", "widths"),
+    [
+        ({}, False, ()),
+        ({}, True, WIDTHS),
+        (OVERLAPPED, False, WIDTHS),
+        (OVERLAPPED, True, ()),
+        (SPECULATES, False, ()),
+        (SPECULATES, False, WIDTHS),
+        (SPECULATES, True, WIDTHS),
+    ],
+)
 def test_workloads_get_the_tokens_of_steps_without_graphs(
     model: Path, settings: dict[str, Any], spreads: bool, widths: tuple[int, ...]
 ) -> None:
-    """All steps are of graphs: decodes, prompts beside decodes, and draft tokens that are verified."""
+    """All steps are of graphs: decodes, prompts beside decodes, and draft tokens that are verified. Graphs are
+    in pieces or whole, and there are some for draft tokens or none: all pairs of these and of the settings.
+    """
     config = config_for(model, kv_pages=36, **settings)
     runner, recording = graphed(config, config.max_step_tokens, widths, spreads=spreads)
     got, _ = play_workload(Engine(config, runner), 3)

@@ -43,27 +43,31 @@ def latencies(engine: SimulatedEngine) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("policy", ["priority", "fcfs", "fair"])
-@pytest.mark.parametrize(("machine", "most", "worst"), [(small_machine, 1.8, 2.5), (large_machine, 1.5, 2.0)])
-@pytest.mark.parametrize(("num_flood", "num_prompt", "max_tokens"), [(400, 30, 300), (1024, 10, 64)])
-@pytest.mark.parametrize(
-    "num_pages", [20_000, 2_000]
-)  # with few, requests of the flood are preempted again and again
+SMALL, LARGE = (small_machine, 1.8, 2.5), (large_machine, 1.5, 2.0)
+"""A machine with the most that the median and the worst may be."""
+LONG_ONES, SHORT_ONES = (400, 30, 300), (1024, 10, 64)
+MANY_PAGES, FEW_PAGES = 20_000, 2_000
+FLOODS = [
+    ("priority", SMALL, LONG_ONES, MANY_PAGES),
+    ("priority", LARGE, SHORT_ONES, FEW_PAGES),
+    ("fcfs", SMALL, SHORT_ONES, FEW_PAGES),
+    ("fcfs", LARGE, LONG_ONES, MANY_PAGES),
+    ("fair", SMALL, LONG_ONES, FEW_PAGES),
+    ("fair", LARGE, SHORT_ONES, MANY_PAGES),
+]
+"""All pairs of a policy, a machine, a flood and a number of pages."""
+
+
+@pytest.mark.parametrize(("policy", "machine", "flood", "num_pages"), FLOODS)
 def test_a_flood_of_one_tenant_costs_another_a_small_multiple(
-    machine: Machine,
-    most: float,
-    worst: float,
-    num_flood: int,
-    num_prompt: int,
-    max_tokens: int,
-    policy: str,
-    num_pages: int,
+    policy: str, machine: tuple[Machine, float, float], flood: tuple[int, int, int], num_pages: int
 ) -> None:
     """Without shares, the median is 42 times as long on the small machine, and the worst a thousand times. With
     few pages, requests of the flood are preempted again and again, and wait before those of the other tenant.
     """
-    alone = statistics.median(latencies(made(machine, policy)))
-    engine = made(machine, policy, num_pages)
+    (step, most, worst), (num_flood, num_prompt, max_tokens) = machine, flood
+    alone = statistics.median(latencies(made(step, policy)))
+    engine = made(step, policy, num_pages)
     for _ in range(num_flood):
         engine.arrive(num_prompt, max_tokens=max_tokens, tenant="loud")
     with_others = latencies(engine)

@@ -48,9 +48,17 @@ def search(model: Path, prompt: list[int], params: BeamParams, n: int, eos: Sequ
     return found.finished[: params.num_returned]
 
 
-@pytest.mark.parametrize("early_stopping", [False, True, "never"])
-@pytest.mark.parametrize("length_penalty", [-0.7, 0.0, 1.0, 2.5])
-@pytest.mark.parametrize("with_eos", [False, True])
+STOPS: list[EarlyStopping] = [False, True, "never"]
+PENALTIES = [-0.7, 0.0, 1.0, 2.5]
+SEARCHES = [
+    (penalty, stops, (number + other) % 2 == 0)
+    for number, penalty in enumerate(PENALTIES)
+    for other, stops in enumerate(STOPS)
+]
+"""All pairs of a penalty, a rule to stop, and whether there are ends of text."""
+
+
+@pytest.mark.parametrize(("length_penalty", "early_stopping", "with_eos"), SEARCHES)
 def test_tokens_and_scores_are_those_of_transformers(
     model: Path, length_penalty: float, early_stopping: EarlyStopping, with_eos: bool
 ) -> None:
