@@ -23,15 +23,13 @@ from rich.table import Table
 
 from benchmarks import this_machine
 from benchmarks.chaos_load import RECONNECT_S, Outcome, make_resumable_asks
-from tests.cluster.support.faults import APPLICATION, Fault, cut
-from tests.cluster.support.faults import FAULTS as TESTED
+from tests.cluster.support.faults import APPLICATION, FAULTS, Fault
 from tests.cluster.support.known_answers import Known, answers_under, undisturbed
 from tests.cluster.support.network import Network
 from tests.cluster.support.ray_cluster import RayCluster
 
 TOKENS = (150, 220)
 NO_FAULT = "none"
-FAULTS = {**TESTED, "link between hosts cut for 60 s": cut(60)}
 
 
 def main() -> None:
