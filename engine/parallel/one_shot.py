@@ -37,6 +37,8 @@ class OneShotSum:
         device = memory.own.device
         self._calls = torch.zeros(PROGRAMS, dtype=torch.int64, device=device)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Filling would launch a kernel, and to load that may wait for the kernels that `abort` releases.
+        self._ends = torch.full((PROGRAMS * shard.size,), _ABORTED, dtype=torch.int64, device=device)
 
     def takes(self, part: torch.Tensor) -> bool:
         """Whether a part [N, size] is small enough."""
@@ -65,10 +67,10 @@ class OneShotSum:
         """Release kernels that wait for a lost rank, from any thread. Sums are wrong from then on."""
         signals = self._memory.own[: signal_bytes(self._shard.size)].view(torch.int64)
         if self._side is None:
-            signals.fill_(_ABORTED)
+            signals.copy_(self._ends)
             return
         with torch.cuda.device(signals.device), torch.cuda.stream(self._side):  # while the kernel waits
-            signals.fill_(_ABORTED)
+            signals.copy_(self._ends)
 
 
 def signal_bytes(num_ranks: int) -> int:

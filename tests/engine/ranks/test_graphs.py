@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from engine.attention.base import AttentionShape
 from engine.base.errors import RankLost
 from engine.loading import load_model
 from engine.models.expert_copies import NOTHING
@@ -18,9 +17,9 @@ from engine.values.sampling_params import SamplingParams
 from tests.engine.support.engines_on_ranks import PROMPTS, Layout, ranks_config, run_on_ranks, tokens_of_each
 from tests.engine.support.oracle import random_ids, save_tiny
 from tests.engine.support.rank_processes import Threads
-from tests.engine.support.recorded_graphs import GatheringAttention, Recording, SpreadingAttention
+from tests.engine.support.recorded_graphs import Recording, SpreadingAttention, record_as_on_gpus
 
-LIMITED = {"attention": "reference", "max_model_len": 128, "cuda_graphs": "lazy"}
+LIMITED: dict[str, Any] = {"attention": "reference", "max_model_len": 128, "cuda_graphs": "lazy"}
 """Recorded steps gather whole page tables, and each size on its first use."""
 
 
@@ -32,21 +31,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
-    """Have models that are loaded record their steps as if on GPUs; returns what each rank records with."""
-    made: list[Recording] = []
-
-    def record(device: object) -> Recording:
-        made.append(Recording())
-        return made[-1]
-
-    def gathering(names: str, shape: AttentionShape, *_: Any) -> GatheringAttention:
-        return GatheringAttention(shape)
-
-    monkeypatch.setattr(load_model, "choose_backend", gathering)
-    monkeypatch.setattr(load_model, "why_not", lambda *_: None)
-    monkeypatch.setattr(load_model, "why_no_pieces", lambda *_: None)
-    monkeypatch.setattr(load_model, "CudaCapture", record)
-    return made
+    """What each rank records its steps with."""
+    return record_as_on_gpus(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +70,7 @@ def test_ranks_replay_steps_with_drafts_and_with_prompts(model: Path, recordings
     """All ranks pad alike, as they add up what the others computed."""
     params = SamplingParams(temperature=0, max_tokens=12)
     prompts = [[5, 6, 7, 8] * 4, [9, 10, 11] * 5]
-    settings = {"speculation": Speculation(max_drafts=3, adaptive=False), "max_step_tokens": 40}
+    settings: dict[str, Any] = {"speculation": Speculation(max_drafts=3, adaptive=False), "max_step_tokens": 40}
     alone, _ = run_on_ranks(model, 1, prompts, params, attention="reference", cuda_graphs="off")
     recordings.clear()
     shared, _ = run_on_ranks(model, 2, prompts, params, **settings, **LIMITED)
@@ -114,7 +100,13 @@ def test_preempted_requests_swap_their_pages_between_replays_on_every_rank(
 ) -> None:
     prompts = [random_ids(20 + index, 25 + index) for index in range(6)]
     params = SamplingParams(temperature=0, max_tokens=20)
-    memory = {"kv_pages": 14, "page_size": 8, "preemption": "swap", "host_kv_gib": 2**-9, "max_running": 6}
+    memory: dict[str, Any] = {
+        "kv_pages": 14,
+        "page_size": 8,
+        "preemption": "swap",
+        "host_kv_gib": 2**-9,
+        "max_running": 6,
+    }
     alone, _ = run_on_ranks(model, 1, prompts, params, attention="reference", cuda_graphs="off")
     recordings.clear()
     shared, engine = run_on_ranks(model, 2, prompts, params, **memory, **LIMITED)

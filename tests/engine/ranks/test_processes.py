@@ -23,28 +23,16 @@ from engine.base.awake_clock import STILL_S
 from engine.base.errors import EngineStopped, RankLost
 from engine.program.engine import Engine
 from engine.ranks.entrance import Entrance
-from engine.ranks.launcher import ChildProcesses, LocalProcesses, RankSpec
+from engine.ranks.launcher import ChildProcesses, RankSpec
 from engine.ranks.rank_group import RankGroup
 from engine.settings.config import EngineConfig
 from engine.values.sampling_params import SamplingParams
 from engine.values.stream_delta import StreamDelta
+from tests.engine.support.rank_processes import Watched
 
 PROMPT = list(range(5, 25))
 LONG = SamplingParams(temperature=0, max_tokens=400)
 SETTINGS: dict[str, Any] = {"device": "cpu", "kv_pages": 64, "threads": 1}
-
-
-class Watched(LocalProcesses):
-    """Records the processes that it starts."""
-
-    def launch(self, specs: Sequence[RankSpec]) -> ChildProcesses:
-        self.children = super().launch(specs)
-        return self.children
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the ranks after the first."""
-        return [process.pid for process in self.children.processes]
 
 
 def is_alive(pid: int) -> bool:

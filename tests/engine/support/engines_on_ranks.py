@@ -1,4 +1,4 @@
-"""Run prompts through an engine whose ranks are threads."""
+"""Run prompts through an engine whose ranks are threads, or started in another way."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.program.engine import Engine
+from engine.ranks.launcher import WorkerLauncher
 from engine.settings.config import EngineConfig
 from engine.values.sampling_params import SamplingParams
 from engine.values.stream_delta import StreamDelta
@@ -45,10 +46,13 @@ def run_on_ranks(
     layout: Layout | int,
     prompts: Sequence[list[int]],
     params: SamplingParams = GREEDY,
+    launcher: WorkerLauncher | None = None,
     **settings: Any,
 ) -> tuple[list[list[StreamDelta]], Engine]:
-    """Run all prompts at once on such ranks (`ranks_config`); returns the results, and the engine, closed."""
-    engine = Engine.from_config(ranks_config(model, layout, **settings), launcher=Threads())
+    """Run all prompts at once on such ranks (`ranks_config`); returns the results, and the engine, closed.
+    `launcher`: None for threads.
+    """
+    engine = Engine.from_config(ranks_config(model, layout, **settings), launcher=launcher or Threads())
     events: list[list[StreamDelta]] = [[] for _ in prompts]
     try:
         for index, prompt in enumerate(prompts):

@@ -1,16 +1,20 @@
-"""Ranks as threads of the test's process: they compute and report as processes do, but start sooner."""
+"""Ranks as threads of the test's process, which compute and report as processes do, but start sooner; and
+processes that a test can end.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from unittest.mock import patch
 
 import pytest
 
 from engine.parallel.rank_network import ONE_MACHINE
 from engine.ranks import worker
-from engine.ranks.launcher import RankSpec
+from engine.ranks.launcher import ChildProcesses, LocalProcesses, RankSpec
 
 
 class Threads:
@@ -75,3 +79,30 @@ class RankThreads:
             worker.work(spec, leave=lambda: None)
         except Exception as error:
             self.errors.append(f"rank {spec.rank}: {error!r}")
+
+
+class Watched(LocalProcesses):
+    """Records the processes that it starts."""
+
+    def launch(self, specs: Sequence[RankSpec]) -> ChildProcesses:
+        self.children = super().launch(specs)
+        return self.children
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks after the first."""
+        return [process.pid for process in self.children.processes]
+
+
+class OneGpu(Watched):
+    """Starts processes that share the first GPU. NCCL refuses this to ranks of one host, so each names another."""
+
+    shares_gpus = False
+
+    def launch(self, specs: Sequence[RankSpec]) -> ChildProcesses:
+        started = ChildProcesses()
+        for spec in specs:
+            with patch.dict(os.environ, NCCL_HOSTID=f"raydix-rank-{spec.rank}"):
+                started.processes += super().launch([spec]).processes
+        self.children = started
+        return started

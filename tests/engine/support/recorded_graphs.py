@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -12,6 +13,7 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.attention.layer_groups import GroupedAttention, shapes
 from engine.attention.reference import ReferenceAttention
+from engine.loading import load_model as loading
 from engine.loading.load_model import load_model
 from engine.runner.model_runner import ModelRunner
 from engine.settings.config import EngineConfig
@@ -117,6 +119,26 @@ class SpreadingAttention(GatheringAttention):
     """The same, which would rather have a row for each token of short prompts."""
 
     spreads_prompts = True
+
+
+def record_as_on_gpus(patch: pytest.MonkeyPatch) -> list[Recording]:
+    """Have models that are loaded on CPUs record their steps; returns what each of them records with. They need
+    `cuda_graphs: lazy`.
+    """
+    made: list[Recording] = []
+
+    def record(device: object) -> Recording:
+        made.append(Recording())
+        return made[-1]
+
+    def gathering(names: str, shape: AttentionShape, *_: object) -> GatheringAttention:
+        return GatheringAttention(shape)
+
+    patch.setattr(loading, "choose_backend", gathering)
+    patch.setattr(loading, "why_not", lambda *_: None)
+    patch.setattr(loading, "why_no_pieces", lambda *_: None)
+    patch.setattr(loading, "CudaCapture", record)
+    return made
 
 
 def graphed(
