@@ -6,6 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from engine.gguf.files import SUFFIX
 from engine.loading.model_settings import check_encoder_settings, check_recurrent, max_model_len
 from engine.loading.unused_tensors import unused_encoder_tensors, unused_tensors
@@ -78,6 +80,8 @@ def _check_settings(config: EngineConfig, directory: Path) -> tuple[ModelConfig 
     if isinstance(facts, EncoderConfig):
         check_encoder_settings(config, facts)
     else:
+        is_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
+        facts = facts.on("cpu" if is_cpu else "cuda")
         max_model_len(config, facts)
         check_recurrent(config, facts)
         check_divides(facts, config.tensor_parallel_size, config.expert_parallel)
