@@ -20,6 +20,8 @@ SUPPORTED = (
     "supported are plain float32, bfloat16 and float16, compressed-tensors float-quantized (fp8), pack-quantized "
     "(4 bits) and int-quantized (8 bits), quant_method fp8, gptq and awq (gemm) of 4 bits"
 )
+MXFP4_INPUTS = 32
+"""Inputs of an output that share an exponent in MXFP4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,17 @@ class Int8Format:
     is_kept: ClassVar = False
     scale_names: ClassVar = ("weight_scale",)
     ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Format:
+    """Experts in MXFP4 (gpt-oss), next to plain matrices (`engine/loading/mxfp4.py`)."""
+
+    name: ClassVar = "mxfp4"
+
+    def matrix_bytes(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of such a matrix in memory."""
+        return outputs * (inputs // 2 + inputs // MXFP4_INPUTS)
 
 
 KeptFormat = Fp8Format | Int4Format

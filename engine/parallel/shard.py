@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from engine.model_config.config import ModelConfig
 from engine.model_parts.experts_config import ExpertsConfig
+from engine.model_parts.formats import MXFP4_INPUTS
 from engine.model_parts.parts import AttentionConfig, DeltaNetConfig, LayerKind, MLPConfig
 from engine.settings.config import EngineConfig
 
@@ -197,6 +198,8 @@ def _inner(config: ModelConfig, splits_experts: bool) -> dict[str, int]:
         counts["inner columns of the shared experts"] = experts.shared_size
     if experts is not None and splits_experts:
         counts["experts"] = experts.num_experts
+    elif experts is not None and experts.is_mxfp4 and experts.are_quantized:
+        counts[f"groups of {MXFP4_INPUTS} inner columns of an expert"] = experts.intermediate_size // MXFP4_INPUTS
     elif experts is not None:
         counts["inner columns of an expert"] = experts.intermediate_size
     return counts

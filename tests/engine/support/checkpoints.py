@@ -238,3 +238,31 @@ def int8_channels(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tenso
 
 
 INT8 = integers_config(8, "int-quantized", strategy="channel", group_size=None)
+
+
+# --- MXFP4 ---------------------------------------------------------------------------------------------------
+
+
+def mxfp4_gpt_oss(directory: Path) -> Checkpoint:
+    """A gpt-oss with random experts in MXFP4, and with what transformers makes of them. Two ranks can share it."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    plain = save_tiny("gpt_oss", directory / "plain", num_attention_heads=8, intermediate_size=192)
+    tensors = load_file(plain / "model.safetensors")
+    blocks_and_scales: Tensors = {}
+    generator = torch.Generator().manual_seed(1)
+    for name in [name for name in tensors if name.endswith((".gate_up_proj", ".down_proj"))]:
+        experts, inputs, outputs = tensors[name].shape
+        size = experts, outputs, inputs // 32
+        blocks = torch.randint(0, 256, (*size, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(120, 126, size, generator=generator, dtype=torch.uint8)
+        blocks_and_scales |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        tensors[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    quantized = directory / "quantized"
+    quantized.mkdir()
+    kept = {name: tensor for name, tensor in tensors.items() if f"{name}_blocks" not in blocks_and_scales}
+    save_file(kept | blocks_and_scales, quantized / "model.safetensors")
+    (quantized / "config.json").write_text((plain / "config.json").read_text())
+    configure(quantized, quant_method="mxfp4", modules_to_not_convert=["lm_head"])
+    return Checkpoint(quantized, plain)
