@@ -31,7 +31,7 @@ from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.unused import Unused
 from engine.loading.weight_streaming import stream_groups
 from engine.model_config.config import ModelConfig
-from engine.model_parts.formats import Fp8Format, KeptFormat, WeightFormat
+from engine.model_parts.formats import Fp8Format, KeptFormat, Nvfp4Format, WeightFormat
 from engine.models.decoder import Decoder
 from engine.models.experts import Experts
 from engine.parallel.collective import ALONE, Collective
@@ -71,6 +71,13 @@ def load_decoder(
         unused = check_decoder_tensors(tensors, [tensor for group in groups for tensor in group.tensors], config)
         if ranks.rank == 0:
             Unused.of(directory, config.unused_keys, unused).log(directory)
+            if isinstance(stored, Nvfp4Format) and stored.rounds_activations:
+                logger.warning(
+                    "%s was quantized for activations in NVFP4 (quantization_config.input_activations); here they "
+                    "stay in %s, so answers differ from those of engines that round them",
+                    directory,
+                    str(dtype).removeprefix("torch."),
+                )
         if ranks.stage.count > 1:
             targets = own_targets(decoder, ranks.stage, targets)
             groups = _widened_groups(decoder, targets, config, tensors, dtype)

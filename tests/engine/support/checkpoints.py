@@ -240,6 +240,45 @@ def int8_channels(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tenso
 INT8 = integers_config(8, "int-quantized", strategy="channel", group_size=None)
 
 
+# --- NVFP4 ---------------------------------------------------------------------------------------------------
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def nvfp4(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """Two inputs in a byte, the first in the low bits; a scale for 16 inputs, divided by one for all."""
+    outputs, inputs = matrix.shape
+    divisor = 448 * 6 / matrix.abs().max()
+    largest = matrix.unflatten(1, (-1, 16)).abs().amax(2)
+    scales = (largest / 6 * divisor).to(torch.float8_e4m3fn)
+    packed, meant = torch.zeros(outputs, inputs // 2, dtype=torch.uint8), torch.empty_like(matrix)
+    for output in range(outputs):
+        for place in range(inputs):
+            scale = scales[output, place // 16].float() / divisor
+            wanted = float(matrix[output, place] / scale)
+            code = min(range(8), key=lambda each: abs(E2M1[each] - abs(wanted)))
+            packed[output, place // 2] |= (code | 8 * (wanted < 0)) << 4 * (place % 2)
+            meant[output, place] = E2M1[code] * (-1 if wanted < 0 else 1) * scale
+    tensors = {
+        "weight_packed": packed,
+        "weight_scale": scales,
+        "weight_global_scale": divisor.view(1),
+        "input_global_scale": torch.tensor([31.5]),
+    }
+    return {f"{name}.{key}": value for key, value in tensors.items()}, meant
+
+
+def nvfp4_config(*, rounds_activations: bool = True, **changes: Any) -> dict[str, Any]:
+    """As llm-compressor writes it for NVFP4, or for NVFP4A16."""
+    numbers = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**numbers, "dynamic": False, **changes},
+        "input_activations": {**numbers, "dynamic": "local"} if rounds_activations else None,
+    }
+    return fp8_config(format="nvfp4-pack-quantized", config_groups={"group_0": group})
+
+
 # --- MXFP4 ---------------------------------------------------------------------------------------------------
 
 
