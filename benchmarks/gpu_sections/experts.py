@@ -20,6 +20,7 @@ from benchmarks.gpu_sections.random_model import draw
 from benchmarks.gpu_sections.timing import recorded_seconds_of
 from engine.layers.linear import Fp8BlockLinear, Int4Linear, QuantizedLinear
 from engine.layers.matrix_stack import MatrixStack
+from engine.layers.mxfp4_linear import Mxfp4Linear
 from engine.layers.operations import Matrices
 from engine.models.experts import experts_mlp
 
@@ -62,6 +63,7 @@ _KINDS = (
     _Kind("", None, 2, 1, 0.04),
     _Kind(" in fp8 blocks", Fp8BlockLinear, 1 + 4 / (32 * 128), 2, 0.12),
     _Kind(" in int4", partial(Int4Linear, group_size=128), 0.5 + 5 / 128, 1, 0.04),
+    _Kind(" in mxfp4", Mxfp4Linear, 0.5 + 1 / 32, 1, 0.04),
 )
 
 
