@@ -206,7 +206,8 @@ class Child:
 
         self._require_room()
         engine = load_engine(self._raw, self._directory, **(self._settings() | settings))
-        self._teller.say("facts", {"attention": attention_of(engine), "settings": self._described(settings)})
+        facts = {"attention": attention_of(engine)}
+        self._teller.say("facts", facts if settings else facts | {"settings": self._described()})
         return Runs(self._model, engine, self._limits(), self._work)
 
     def _fp8_kv(self) -> Iterator[Measurement]:
@@ -235,9 +236,9 @@ class Child:
             settings |= {"max_running": 64, "max_step_tokens": self._work.max_step_tokens, "kv_pages": 1024}
         return settings | self._asked_settings
 
-    def _described(self, settings: Mapping[str, Any]) -> str:
+    def _described(self) -> str:
         """The settings, in words."""
-        given = "".join(f", {name} {value}" for name, value in {**self._asked_settings, **settings}.items())
+        given = "".join(f", {name} {value}" for name, value in self._asked_settings.items())
         return f"{'tiny' if self._is_tiny else 'defaults'}, max_step_stretch null{given}"
 
     @property

@@ -117,7 +117,16 @@ def check_divides(config: ModelConfig, size: int, splits_experts: bool = False) 
         raise ValueError(
             f"tensor_parallel_size is {size}, which cannot share {heads} and {inner} evenly; "
             f"with this model it can be {', '.join(map(str, possible_sizes(config, splits_experts)))}"
+            + _with_whole_experts(config, splits_experts)
         )
+
+
+def _with_whole_experts(config: ModelConfig, splits_experts: bool) -> str:
+    """Return the sizes that only `expert_parallel` makes possible, as advice."""
+    more = {*possible_sizes(config, True)} - {*possible_sizes(config)} if config.experts is not None else ()
+    if splits_experts or not more:
+        return ""
+    return f", and with expert_parallel also {', '.join(map(str, sorted(more)))}"
 
 
 def check_context(config: ModelConfig, tensor_parallel_size: int, context_parallel_size: int) -> None:
