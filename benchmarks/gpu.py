@@ -1,10 +1,12 @@
 """Measure Raydix on a GPU against the GPU's limits: correctness and speed of kernels, and models of real shapes.
 
     python -m benchmarks.gpu [--minutes 9] [--models qwen3-0.6b] [--only decode,prefill] [--out PATH] [--tiny]
+    python -m benchmarks.gpu --plan first --out first      # the parts and the limit of a run for certain questions
 
-Needs torch, Triton, transformers, safetensors and numpy alone: no Ray, no network, no model; weights are random.
-The machine's bandwidth of reads and its matrix rate are measured first, and each figure is a share of what they
-allow (`benchmarks/gpu_sections/limits.py`). Sections that the time does not suffice for are left out and named.
+Needs torch, Triton, transformers, safetensors and numpy: no network, no model; weights are random. Sections that
+need more, as Ray or pytest, are left out without it. The machine's bandwidth of reads and its matrix rate are
+measured first, and each figure is a share of what they allow, and of what the GPU's data sheet allows
+(`benchmarks/gpu_sections/limits.py`). Sections that the time does not suffice for are left out and named.
 Results are written after each section, to benchmarks/results/gpu_<name>.json and .txt, and at the end, where
 matplotlib is installed, .png; what is printed is a summary of at most 10,000 characters. vLLM and SGLang run the
 offline workload too where they are installed. The exit status is 1 when a kernel computes wrong numbers or a
@@ -22,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,31 +53,40 @@ SECTIONS: dict[str, Share] = {
     "sampler": Share(10, 40),
     "experts": Share(10, 60),
     "check": Share(20, 60),
+    "check_mixture": Share(20, 60),
+    "proofs": Share(30, 110),
+    "ranks": Share(30, 90),
     "decode": Share(30, 100),
-    "profile": Share(10, 60),
+    "anatomy": Share(15, 60),
     "prefill": Share(20, 60),
     "offline": Share(30, 90),
     "prefix": Share(15, 40),
     "start": Share(25, 90),
     "speed": Share(20, 90),
+    "prompts": Share(15, 70),
+    "mixed": Share(20, 75),
     "fp8_kv": Share(30, 60),
     "fp8_weights": Share(30, 60),
+    "long": Share(30, 60),
+    "compiled": Share(30, 75),
+    "server": Share(60, 150),
     "transformers": Share(40, 110),
     "vllm": Share(90, 240),
     "sglang": Share(90, 240),
 }
-_MODEL_SECTIONS = ("decode", "profile", "prefill", "offline", "prefix")
+_MODEL_SECTIONS = ("decode", "anatomy", "prefill", "offline", "prefix")
 _CLOSER = ("llama-3.1-8b", "tiny")
 """Models whose starts are timed, and whose decodes are measured with eight bits too."""
 _CHECKS = ("attention", "operations", "sampler", "experts")
 _START_S = 120.0
 """Seconds for a process to import torch, from a cold disk too."""
+_TINY_PATIENCE = 10
+"""Times as long may toy sizes take: a CPU is slow, and others use it too."""
 _WRITE_S = 1.0
 """Seconds of the budget reserved for writing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """One process's work."""
 
     sections: tuple[str, ...]
@@ -98,12 +109,58 @@ def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
     closer = [model for model in models if model in _CLOSER]
     if "start" in wanted:
         yield from (Job(("start",), model) for model in closer)
-    if "speed" in wanted:
-        yield Job(("speed",))
-    for section in ("fp8_kv", "fp8_weights"):
+    yield from (Job((section,)) for section in ("speed", "prompts") if section in wanted)
+    for section in ("fp8_kv", "fp8_weights", "mixed", "long", "compiled"):
         yield from (Job((section,), model) for model in closer if section in wanted)
+    yield from (Job((section,)) for section in ("check_mixture", "proofs", "ranks") if section in wanted)
+    if "server" in wanted:
+        yield Job(("server",), _06B)
     for section in PEERS:
         yield from (Job((section,), model) for model in models if section in wanted)
+
+
+class Plan(NamedTuple):
+    """A run for a machine that is there for minutes only."""
+
+    seconds: int
+    """Limit of everything."""
+    jobs: tuple[Job, ...]
+    """In their order, the most important first."""
+
+
+_06B, _8B, _30B = "qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b"
+PLANS: dict[str, Plan] = {
+    "first": Plan(
+        430,
+        (
+            Job(("start",), _8B),
+            Job(("check",)),
+            Job(("proofs",)),
+            Job(("anatomy",), _8B),
+            Job(("anatomy",), _06B),
+            Job(("prompts",)),
+            Job(("mixed",), _8B),
+            Job(("fp8_kv",), _8B),
+            Job(("fp8_weights",), _8B),
+            Job(("experts",)),
+            Job(("check_mixture",)),
+            Job(("decode", "prefill"), _30B),
+            Job(("ranks",)),
+        ),
+    ),
+    "second": Plan(
+        290,
+        (
+            Job(("server",), _06B),
+            Job(("long",), _8B),
+            Job(("offline", "decode"), _06B),
+            Job(("offline",), _8B),
+            Job(("transformers",), _06B),
+            Job(("compiled",), _8B),
+        ),
+    ),
+}
+"""What the first runs on a GPU answer: whether all is right and where time goes, then a server and others."""
 
 
 class Run:
@@ -112,14 +169,19 @@ class Run:
     def __init__(self, report: Report, asked: argparse.Namespace, start_s: float = _START_S) -> None:
         """`start_s`: most seconds until a process has begun its first section."""
         self._report, self._asked, self._start_s = report, asked, start_s
-        self._deadline = time.time() + 60 * asked.minutes - _WRITE_S
+        seconds = PLANS[asked.plan].seconds if asked.plan else 60 * asked.minutes
+        self._deadline = time.time() + seconds * (_TINY_PATIENCE if asked.plan and asked.tiny else 1) - _WRITE_S
         self._settings: dict[str, Any] = dict(asked.set)
-        self._patience = 10 if asked.tiny else 1  # a CPU is slow, and others use it too
+        self._patience = _TINY_PATIENCE if asked.tiny else 1
 
     def all(self, models: Sequence[str]) -> None:
         """Run everything that was requested."""
         self.job(Job(("machine",)))
-        for job in jobs(models, self._asked.only):
+        asked = self._asked
+        planned = list(PLANS[asked.plan].jobs if asked.plan else jobs(models, asked.only))
+        if asked.tiny:
+            planned = [job._replace(model="tiny" if job.model else "") for job in planned]
+        for job in dict.fromkeys(planned):
             self.job(job)
             if "attention" in job.sections:
                 self._settings |= self._right_attention()
@@ -152,7 +214,7 @@ class Run:
             status = process.wait()
         finally:
             ender.cancel()
-            process.kill()
+            _end(process)
         if time.time() >= self._deadline:
             self._report.left_out |= {job.name(section): "the time was over" for section in left}
             left.clear()
@@ -169,7 +231,7 @@ class Run:
     def _ender(self, process: subprocess.Popen[str], seconds: float) -> threading.Timer:
         """Return a timer that ends a process after `seconds`, or when the time is over."""
         seconds = min(seconds * self._patience, self._deadline - time.time())
-        timer = threading.Timer(max(0.0, seconds), process.kill)
+        timer = threading.Timer(max(0.0, seconds), _end, [process])
         timer.daemon = True
         timer.start()
         return timer
@@ -199,13 +261,12 @@ class Run:
         command += ["--settings", json.dumps(self._settings)]
         command += ["--model", job.model] if job.model else []
         command += ["--tiny"] if asked.tiny else []
-        rates = self._report.rates
-        command += ["--rates", json.dumps([rates["bandwidth"], rates["matmul"]])] if rates else []
+        command += ["--rates", json.dumps(self._report.rates)] if self._report.rates else []
         return command + [f"{name}:{0 if asked.tiny else SECTIONS[name].least}" for name in left]
 
     def _environment(self, job: Job) -> dict[str, str]:
         found = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        if self._asked.tiny and job.sections[0] in (*_CHECKS, "speed"):
+        if self._asked.tiny and job.sections[0] in (*_CHECKS, "speed", "prompts"):
             found["TRITON_INTERPRET"] = "1"
         return found
 
@@ -218,12 +279,31 @@ class Run:
         return {"attention": right[0]} if is_free and wrong and right else {}
 
 
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill a process and all that it has started, which would still use the GPU."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # It has ended meanwhile.
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(stat.parent.name))
+    to_kill = [process.pid] if process.poll() is None else []
+    for pid in to_kill:
+        to_kill += parents.get(pid, [])
+    for pid in to_kill:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     description, _, more = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         description=description, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "--plan", choices=list(PLANS), help="the parts and the time limit of a run that answers certain questions"
+    )
+    parser.add_argument("--commit", help="name of the measured code where there is no git")
     parser.add_argument("--minutes", type=float, default=9.0, help="minutes for everything (default: 9)")
     parser.add_argument("--models", type=_listed(MODELS), default=list(MODELS), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--only", type=_listed(SECTIONS), default=[], help=f"some of {', '.join(SECTIONS)}")
@@ -235,6 +315,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--tiny", action="store_true", help="toy shapes on the CPU: whether this script works")
     asked = parser.parse_args(argv)
+    if asked.plan and asked.only:
+        parser.error("--plan says which sections run: leave --only out")
     if not asked.minutes > 0:
         parser.error(f"--minutes must be above 0, got {asked.minutes}")
     return asked
@@ -265,12 +347,23 @@ class _listed:
         return names
 
 
+def commit() -> str:
+    """Return the commit of this checkout, and whether it differs."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "not known"
+    return found.stdout.strip()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, write and print. Returns 0 when everything that ran is correct."""
     asked = parse_args(argv)
     settings = {"minutes": asked.minutes, "tiny": asked.tiny, "only": asked.only, "engine": dict(asked.set)}
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    report = Report(asked.out, {"started": started, **settings})
+    settings |= {"plan": asked.plan} if asked.plan else {}
+    report = Report(asked.out, {"started": started, **settings}, {"commit": asked.commit or commit()})
     try:
         Run(report, asked).all(["tiny"] if asked.tiny else asked.models)
     finally:

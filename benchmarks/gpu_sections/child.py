@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
-from benchmarks.gpu_sections.messages import PEERS, Measurement, Teller
-from benchmarks.gpu_sections.shapes import MODELS, SMALL, Size
-from benchmarks.gpu_sections.workload import FULL, TINY
+from benchmarks.gpu_sections.messages import PEERS, Inapplicable, Measurement, Teller
+from benchmarks.gpu_sections.shapes import MIXTURES, MODELS, SMALL, Size
+from benchmarks.gpu_sections.workload import EIGHT_BITS, FULL, MIXTURE, TINY
 from engine.settings.config import GPU_DEFAULTS
 
 _UNKNOWN = Rates(1.0, 1.0)
@@ -37,12 +37,12 @@ class Child:
     def __init__(self, asked: argparse.Namespace, directory: Path, teller: Teller) -> None:
         self._is_tiny: bool = asked.tiny
         self._device = torch.device("cpu" if asked.tiny else "cuda")
-        self._work = TINY if asked.tiny else FULL
+        self._work = TINY if asked.tiny else MIXTURE if asked.model in MIXTURES else FULL
         self._model: str = asked.model
         self._asked_settings: dict[str, Any] = json.loads(asked.settings)
         self._deadline: float = asked.deadline
         self._begun: float = asked.begun
-        self._rates = Rates(*json.loads(asked.rates)) if asked.rates else None
+        self._rates = Rates(**json.loads(asked.rates)) if asked.rates else None
         self._teller = teller
         self._directory = directory
         self._runs: Any = None
@@ -50,7 +50,9 @@ class Child:
     def run(self, section: str) -> None:
         """Tell all that a section measures; shares of the machine's limits only where these are known."""
         for measurement in getattr(self, f"_{section}")():
-            self._teller.measured(replace(measurement, limit_share=None) if self._rates is None else measurement)
+            if self._rates is None:
+                measurement = replace(measurement, limit_share=None, sheet_share=None)
+            self._teller.measured(measurement)
 
     def _machine(self) -> Iterator[Measurement]:
         from benchmarks.gpu_sections.machine import facts, measured_rates
@@ -81,6 +83,24 @@ class Child:
 
         return KernelChecks(self._device, self._is_tiny)
 
+    def _prompts(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections import kernel_speed, prompt_speed
+
+        sizes, prompts = (
+            (kernel_speed.TINY, prompt_speed.TINY) if self._is_tiny else (kernel_speed.FULL, prompt_speed.FULL)
+        )
+        yield from prompt_speed.PromptSpeed(self._device, self._require_rates(), sizes).prompts(prompts)
+
+    def _proofs(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.proofs import proofs
+
+        yield from proofs("not rank")
+
+    def _ranks(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.proofs import proofs
+
+        yield from proofs("rank")
+
     def _speed(self) -> Iterator[Measurement]:
         from benchmarks.gpu_sections.kernel_speed import FULL, TINY, KernelSpeed
 
@@ -89,12 +109,19 @@ class Child:
             yield from part()
 
     def _check(self) -> Iterator[Measurement]:
+        yield from self._checked(SMALL["tiny" if self._is_tiny else "check"])
+
+    def _check_mixture(self) -> Iterator[Measurement]:
+        # In float32, because rounding may decide between two experts, which changes all that follows.
+        raw = SMALL["tiny mixture" if self._is_tiny else "check mixture"]
+        for line in self._checked(raw, kv_dtypes=["auto"], dtype="float32"):
+            yield replace(line, what=f"{line.what}, mixture of experts")
+
+    def _checked(self, raw: Mapping[str, Any], **more: Any) -> Iterator[Measurement]:
         from benchmarks.gpu_sections.engine_check import check_engine
 
-        raw = SMALL["tiny" if self._is_tiny else "check"]
-        yield from check_engine(
-            raw, self._work, self._directory, **(self._settings() | {"kv_pages": 2048, "max_running": 16})
-        )
+        settings = self._settings() | {"kv_pages": 2048, "max_running": 16} | more
+        yield from check_engine(raw, self._work, self._directory, **settings)
 
     def _transformers(self) -> Iterator[Measurement]:
         from benchmarks.gpu_sections.transformers_run import transformers_offline
@@ -117,12 +144,34 @@ class Child:
         self._require_room()
         yield from peer_offline(peer, self._model, self._raw, self._limits(), self._work, self._directory)
 
-    def _profile(self) -> Iterator[Measurement]:
-        from benchmarks.gpu_sections.kernel_profile import profiled_decodes, profiled_question
+    def _compiled(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.compiled_run import compiled_decode
 
-        runs = self._engine_runs()
-        for profiled in (profiled_decodes, profiled_question):
-            yield from profiled(self._model, runs.engine, self._work, self._device)
+        self._require_room()
+        yield from compiled_decode(self._model, self._raw, self._limits(), self._work, self._device)
+
+    def _server(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.server_run import FULL as ALL
+        from benchmarks.gpu_sections.server_run import TINY as FEW
+        from benchmarks.gpu_sections.server_run import server
+
+        yield from server(FEW if self._is_tiny else ALL, self._model, self._device, self._directory)
+
+    def _anatomy(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.anatomy import anatomy
+
+        yield from anatomy(self._model, self._engine_runs(), self._limits(), self._work, self._device)
+
+    def _mixed(self) -> Iterator[Measurement]:
+        for tokens in self._work.step_tokens:
+            for line in self._new_runs(max_step_tokens=tokens).mixed():
+                yield replace(line, what=f"{line.what}, steps of {tokens}")
+
+    def _long(self) -> Iterator[Measurement]:
+        work = self._work
+        room = work.long + work.long_decoded + 64
+        # The rows have the same context, but each reads its own KV.
+        yield from self._new_runs(max_model_len=room, cascade_attention="off").long()
 
     def _decode(self) -> Iterator[Measurement]:
         yield from self._engine_runs().decode()
@@ -148,14 +197,18 @@ class Child:
 
     def _engine_runs(self) -> Any:
         if self._runs is None:
-            from benchmarks.gpu_sections.engine_runs import Runs
-            from benchmarks.gpu_sections.random_model import attention_of, load_engine
-
-            self._require_room()
-            engine = load_engine(self._raw, self._directory, **self._settings())
-            self._teller.say("facts", {"attention": attention_of(engine), "settings": self._described()})
-            self._runs = Runs(self._model, engine, self._limits(), self._work)
+            self._runs = self._new_runs()
         return self._runs
+
+    def _new_runs(self, **settings: Any) -> Any:
+        from benchmarks.gpu_sections.engine_runs import Runs
+        from benchmarks.gpu_sections.random_model import attention_of, load_engine
+
+        self._require_room()
+        engine = load_engine(self._raw, self._directory, **(self._settings() | settings))
+        facts = {"attention": attention_of(engine)}
+        self._teller.say("facts", facts if settings else facts | {"settings": self._described()})
+        return Runs(self._model, engine, self._limits(), self._work)
 
     def _fp8_kv(self) -> Iterator[Measurement]:
         yield from self._decodes("KV fp8", self._bytes()._replace(kv=1), kv_dtype="fp8")
@@ -164,16 +217,17 @@ class Child:
         yield from self._decodes("weights fp8", self._bytes()._replace(matrices=1), quantization="fp8")
 
     def _decodes(self, name: str, num_bytes: Bytes, **settings: str) -> Iterator[Measurement]:
-        """Those of an engine with other numbers: one row, and many."""
+        """Those of an engine with other numbers, and a prompt."""
         from benchmarks.gpu_sections.engine_runs import Runs
         from benchmarks.gpu_sections.random_model import load_engine
 
         self._require_room()
         engine = load_engine(self._raw, self._directory, **(self._settings() | settings))
         limits = Limits(Size.of(self._raw), self._require_rates(), num_bytes)
-        work = replace(self._work, batches=self._work.batches[:: len(self._work.batches) - 1])
-        for line in Runs(self._model, engine, limits, work).decode():
-            yield replace(line, what=f"{line.what}, {name}", aim=None)
+        runs = Runs(self._model, engine, limits, self._work if self._is_tiny else EIGHT_BITS)
+        for part in (runs.decode, runs.prefill):
+            for line in part():
+                yield replace(line, what=f"{line.what}, {name}", aim=None)
 
     def _settings(self) -> dict[str, Any]:
         """The defaults of servers on GPUs, but for the asked ones, and smaller ones where all is tiny."""
@@ -189,7 +243,7 @@ class Child:
 
     @property
     def _raw(self) -> Mapping[str, Any]:
-        return SMALL["tiny"] if self._is_tiny else MODELS[self._model]
+        return SMALL["tiny"] if self._is_tiny else {**MODELS, **MIXTURES}[self._model]
 
     def _require_room(self) -> None:
         """Raise Inapplicable when the model is too large, before anything of it is there."""
@@ -206,10 +260,6 @@ class Child:
 
     def _require_rates(self) -> Rates:
         return self._rates or _UNKNOWN
-
-
-class Inapplicable(Exception):
-    """A section makes no sense here: the model is too large for this GPU."""
 
 
 def main() -> int:

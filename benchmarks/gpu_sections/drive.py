@@ -20,7 +20,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(slots=True)
 class Trace:
-    """Trace of requests that were submitted at once. Times are seconds since then."""
+    """Trace of requests. Times are seconds since the first was submitted."""
 
     tokens: list[list[int]]
     """Generated tokens, by request."""
@@ -28,6 +28,8 @@ class Trace:
     """When each request's first token came."""
     cached: list[int]
     """Prompt tokens that were found in the cache."""
+    arrived: list[float]
+    """When each request was submitted."""
     steps: list[tuple[float, int]] = field(default_factory=list)
     """When a step's tokens came, and how many."""
 
@@ -38,22 +40,31 @@ class Trace:
 
 
 def drive(
-    engine: Engine, prompts: Sequence[list[int]], outputs: Sequence[int], asked: SamplingParams = _GREEDY
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    outputs: Sequence[int],
+    asked: SamplingParams = _GREEDY,
+    *,
+    arrivals: Sequence[int] | None = None,
 ) -> Trace:
-    """Generate `outputs` tokens after `prompts`, as `asked`. Raises RuntimeError when a request fails."""
+    """Generate `outputs` tokens after `prompts`, as `asked`. Raises RuntimeError when a request fails.
+
+    arrivals: after how many steps with tokens each is submitted, ascending; None: all immediately.
+    """
     requests: list[Request] = []
     started = time.perf_counter()
     for prompt, length in zip(prompts, outputs, strict=True):
         sampling = replace(asked, max_tokens=length, ignore_eos=True, seed=len(requests))
         requests.append(engine.new_request(f"r{next(_names)}", prompt, sampling))
-    trace = Trace([[] for _ in requests], [0.0] * len(requests), [0] * len(requests))
+    count = len(requests)
+    trace = Trace([[] for _ in requests], [0.0] * count, [0] * count, [0.0] * count)
     index = {request.request_id: at for at, request in enumerate(requests)}
     waiting, num_open = deque(requests), len(requests)
     while num_open:
         with suppress(QueueFull):
-            while waiting:
+            while waiting and (arrivals is None or arrivals[index[waiting[0].request_id]] <= len(trace.steps)):
                 engine.scheduler.add(waiting[0], time.perf_counter())
-                waiting.popleft()
+                trace.arrived[index[waiting.popleft().request_id]] = time.perf_counter() - started
         events = engine.loop.step()
         now = time.perf_counter() - started
         for event in events:

@@ -6,7 +6,7 @@ each choice is judged by how much less likely it was than the best one there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,14 @@ _NUM_REQUESTS, _NUM_TOKENS = 12, 24
 
 
 def check_engine(
-    raw: Mapping[str, Any], work: Workload, directory: Path, **settings: Any
+    raw: Mapping[str, Any],
+    work: Workload,
+    directory: Path,
+    kv_dtypes: Sequence[str] = tuple(_MOST_REGRET),
+    **settings: Any,
 ) -> Iterator[Measurement]:
     """Greedy answers to prompts of several lengths: computed, and again with the prompts cached."""
-    for kv_dtype in _MOST_REGRET:
+    for kv_dtype in kv_dtypes:
         engine = load_engine(raw, directory, **(settings | {"kv_dtype": kv_dtype}))
         yield from _check(engine, work)
 
@@ -65,7 +69,8 @@ class Oracle:
 
     def __init__(self, engine: Any) -> None:
         config, device = engine.model, engine.runner.device
-        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        is_wide = device.type == "cpu" or engine.config.dtype == "float32"
+        dtype = torch.float32 if is_wide else torch.bfloat16
         source = random_decoder(Path(), config, dtype, device)
         self._decoder = Decoder(config).float().eval()
         self._decoder.load_state_dict({name: weight.float().cpu() for name, weight in source.state_dict().items()})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from statistics import median
 
 from benchmarks.gpu_sections.drive import Trace, drive
@@ -53,26 +55,27 @@ class Runs:
             if rows == fitting[-1]:
                 drive(self._engine, prompts[:rows], [1] * rows)
             trace = drive(self._engine, prompts[:rows], [work.decoded] * rows)
-            yield self._decoded(rows, trace)
+            yield self.decoded(rows, trace)
         if fitting:
             yield self._cut_decodes(prompts[: fitting[len(fitting) // 2]])
 
     def _cut_decodes(self, prompts: Sequence[list[int]]) -> Measurement:
         """A middle batch again with top-p, for which the sampler is no part of the graph."""
         sampling = SamplingParams(temperature=0.6, top_p=0.9)
-        line = self._decoded(
+        line = self.decoded(
             len(prompts), drive(self._engine, prompts, [self._work.decoded] * len(prompts), sampling)
         )
         return replace(line, what=f"{line.what}, top-p 0.9", aim=None)
 
-    def _decoded(self, rows: int, trace: Trace) -> Measurement:
+    def decoded(self, rows: int, trace: Trace, context: int | None = None) -> Measurement:
+        """Return the time of steps in which all rows decode after so much context, by default the workload's."""
         together = [at for at, tokens in trace.steps if tokens == rows][_WARM_STEPS:]
         if len(together) < 2:
             return self._line(f"decode, {rows} rows", note="left out: its rows never decoded together")
         step = (together[-1] - together[0]) / (len(together) - 1)
-        limit = self._limits.decode(rows, rows * self._work.context)
         what = f"decode, {rows} row{'s' * (rows > 1)}"
-        return self._line(what, tokens_per_s=rows / step, seconds=step, limit=limit)
+        least = partial(Limits.decode, rows=rows, kv_tokens=rows * (context or self._work.context))
+        return self._line(what, tokens_per_s=rows / step, seconds=step, least=least)
 
     def prefill(self) -> Iterator[Measurement]:
         """Single prompts, nothing of them cached: until their first token."""
@@ -89,23 +92,67 @@ class Runs:
                 f"prefill, {length}",
                 tokens_per_s=length / taken,
                 seconds=taken,
-                limit=self._limits.prefill(0, length),
+                least=partial(Limits.prefill, start=0, end=length),
                 aim="prefill",
                 note=f"the first of this length took {first / taken:.2f} times as long",
             )
+
+    def mixed(self) -> Iterator[Measurement]:
+        """Prompts that come together, and the same next to requests that decode."""
+        work, engine = self._work, self._engine
+        total = work.burst * work.burst_length
+        what = f"{work.burst} prompts of {work.burst_length}"
+        for again in range(2):  # The first one compiles.
+            trace = drive(engine, self._burst(again), [1] * work.burst)
+        least = partial(Limits.prefills, lengths=[work.burst_length] * work.burst)
+        yield self._line(
+            f"{what} together", tokens_per_s=total / trace.seconds, seconds=trace.seconds, least=least
+        )
+        decodes = [work.prompt(5 * 10**6 + row, work.suffix) for row in range(work.decoding)]
+        drive(engine, decodes, [1] * work.decoding)
+        rows, gap = work.decoding, work.steps_before
+        many = gap + work.steps_beside
+        prompts, outputs = decodes + self._burst(2), [many] * rows + [1] * work.burst
+        trace = drive(engine, prompts, outputs, arrivals=[0] * rows + [gap] * work.burst)
+        began, ended = trace.arrived[rows], max(trace.first[rows:])
+        times = [at for at, count in trace.steps if count >= 1 and began <= at <= ended]
+        worst = max((after - before for before, after in pairwise([began, *times])), default=0.0)
+        yield self._line(
+            f"{what} next to {rows} decodes",
+            tokens_per_s=total / (ended - began),
+            seconds=ended - began,
+            least=least,
+            note=f"longest time between two steps {1000 * worst:.1f} ms",
+        )
+
+    def _burst(self, number: int) -> list[list[int]]:
+        work = self._work
+        return [work.prompt(6 * 10**6 + 1000 * number + at, work.burst_length) for at in range(work.burst)]
+
+    def long(self) -> Iterator[Measurement]:
+        """A prompt as long as a context may be, a second one, and decodes after it."""
+        work, length = self._work, self._work.long
+        for number, name in enumerate(("first", "second")):
+            prompt = work.prompt(7 * 10**6 + number, length)
+            taken = drive(self._engine, [prompt], [1]).first[0]
+            least = partial(Limits.prefill, start=0, end=length)
+            yield self._line(f"long, {name} of {length}", tokens_per_s=length / taken, seconds=taken, least=least)
+        for rows in (1, 4):
+            trace = drive(self._engine, [prompt] * rows, [work.long_decoded] * rows)
+            line = self.decoded(rows, trace, length)
+            yield replace(line, what=f"long, {line.what} after {length}", aim=None)
 
     def offline(self) -> Iterator[Measurement]:
         """The workload of nano-vllm and mini-sglang: output tokens over all the time it takes."""
         self.warm_up()
         offline = self._work.offline()
         trace = drive(self._engine, offline.prompts, offline.outputs, SAMPLED)
-        limit = self._limits.offline([len(prompt) for prompt in offline.prompts], offline.outputs)
-        total = sum(offline.outputs)
+        total, lengths = sum(offline.outputs), [len(prompt) for prompt in offline.prompts]
         yield self._line(
             f"offline, {len(offline.outputs)} requests",
             tokens_per_s=total / trace.seconds,
             seconds=trace.seconds,
-            limit=limit,
+            least=partial(Limits.offline, prompts=lengths, outputs=offline.outputs),
             aim="offline",
             note=f"{total} output tokens",
         )
@@ -124,9 +171,14 @@ class Runs:
             cached = trace.cached[0]
         end = size + self._work.suffix
         for name, times, start in (("cold", cold[1:], 0), ("warm", warm[1:], cached)):
-            taken, limit = median(times), self._limits.prefill(start, end)
-            note = f"{start} of {end} tokens cached"
-            yield self._line(f"prefix, {name}", tokens_per_s=end / taken, seconds=taken, limit=limit, note=note)
+            taken = median(times)
+            yield self._line(
+                f"prefix, {name}",
+                tokens_per_s=end / taken,
+                seconds=taken,
+                least=partial(Limits.prefill, start=start, end=end),
+                note=f"{start} of {end} tokens cached",
+            )
 
     def _line(
         self,
@@ -134,16 +186,17 @@ class Runs:
         *,
         tokens_per_s: float | None = None,
         seconds: float | None = None,
-        limit: float | None = None,
+        least: Callable[[Limits], float] | None = None,
         aim: str | None = None,
         note: str = "",
     ) -> Measurement:
+        shares = {} if seconds is None or least is None else self._limits.shares(least, seconds)
         return Measurement(
             what,
             self._model,
             tokens_per_s=tokens_per_s,
             ms=None if seconds is None else 1000 * seconds,
-            limit_share=None if seconds is None or limit is None else limit / seconds,
+            **shares,
             aim=AIMS.get((self._model, aim or what)),
             note=note,
         )

@@ -144,8 +144,8 @@ class KernelSpeed:
             ]
             what = f"sampler, {sizes.rows} rows of {sizes.vocab}, {name}"
             seconds = seconds_of(partial(sampler.sample, logits, rows), self._device)
-            share = logits.nbytes / self._rates.bandwidth / seconds
-            yield Measurement(what, ms=1000 * seconds, limit_share=share, note="with the host")
+            shares = self._rates.shares(lambda rates: rates.least(logits.nbytes), seconds)
+            yield Measurement(what, ms=1000 * seconds, **shares, note="with the host")
 
     def _timed(
         self,
@@ -169,8 +169,8 @@ class KernelSpeed:
                 seconds = seconds_of(calls[0], self._device)
         except Exception as error:
             return Measurement(what, by=by, note=f"failed: {type(error).__name__}: {str(error)[:200]}")
-        limit = max(num_bytes / self._rates.bandwidth, operations / self._rates.matmul)
-        return Measurement(what, by=by, ms=1000 * seconds, limit_share=limit / seconds, note=note)
+        shares = self._rates.shares(lambda rates: rates.least(num_bytes, operations), seconds)
+        return Measurement(what, by=by, ms=1000 * seconds, **shares, note=note)
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self._device).to(_DTYPE)

@@ -22,14 +22,20 @@ class Measurement:
     tokens_per_s: float | None = None
     ms: float | None = None
     limit_share: float | None = None
-    """The least time that the machine needs, over the time that it took."""
+    """The least time that the machine needs at the rates that were measured, over the time that it took."""
+    sheet_share: float | None = None
+    """The same at the rates of the GPU's data sheet."""
     aim: float | None = None
-    """Target of that share on an H200."""
+    """Target of `limit_share` on an H200."""
     passed: bool | None = None
     """Whether a check passed."""
     error: float | None = None
     """The largest that a check found."""
     note: str = ""
+
+
+class Inapplicable(Exception):
+    """A section makes no sense here, because something is not installed or does not fit."""
 
 
 class Teller:

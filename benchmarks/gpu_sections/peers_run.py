@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,11 @@ def peer_offline(
     if list(counts) != offline.outputs:
         short = sum(count != wanted for count, wanted in zip(counts, offline.outputs, strict=False))
         raise RuntimeError(f"{short} of its {len(counts)} answers have another length than was asked for")
-    total, limit = sum(counts), limits.offline([len(prompt) for prompt in offline.prompts], offline.outputs)
+    total, lengths = sum(counts), [len(prompt) for prompt in offline.prompts]
+    shares = limits.shares(partial(Limits.offline, prompts=lengths, outputs=offline.outputs), seconds)
     what = f"offline, {len(offline.outputs)} requests"
-    share, note = limit / seconds, f"{total} output tokens, version {import_module(peer).__version__}"
-    yield Measurement(what, model, peer, total / seconds, 1000 * seconds, limit_share=share, note=note)
+    note = f"{total} output tokens, version {import_module(peer).__version__}"
+    yield Measurement(what, model, peer, total / seconds, 1000 * seconds, **shares, note=note)
 
 
 def _start_vllm(vllm: Any, directory: Path, work: Workload) -> Generate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from engine.layers.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
+from engine.layers.mxfp4_linear import Mxfp4Linear
 from engine.loading.load_model import load_model
 from engine.loading.weights import allocate, plan_loading
 from engine.model_config.config import ModelConfig
@@ -63,12 +65,17 @@ def random_decoder(
 
 
 def draw(layer: QuantizedLinear, generator: torch.Generator) -> None:
-    """Draw a matrix of a deviation of inputs ** -0.5. Codes of four bits are -8 to 7, of a deviation of 4.6."""
+    """Draw a matrix of a deviation of inputs ** -0.5, or the nearest power of two in MXFP4. Codes of four bits are
+    -8 to 7, of a deviation of 4.6; numbers of four bits have one of 2.9.
+    """
     deviation = layer.in_features**-0.5
     if isinstance(layer, Int4Linear):
         layer.packed.random_(generator=generator)
         layer.scales.fill_(deviation / 4.6)
         layer.zeros.fill_(8)
+    elif isinstance(layer, Mxfp4Linear):
+        layer.packed.random_(generator=generator)
+        layer.exponents.fill_(127 + round(math.log2(deviation / 2.9)))
     else:
         assert isinstance(layer, Fp8Linear | Fp8BlockLinear)
         numbers = torch.empty(layer.weight.shape, device=layer.weight.device)

@@ -83,7 +83,7 @@ MIXTURES: Mapping[str, dict[str, Any]] = MappingProxyType(
         }
     }
 )
-"""Mixtures of experts, which are modelled and not measured."""
+"""Mixtures of experts."""
 SMALL: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "check": MODELS["qwen3-0.6b"] | {"num_hidden_layers": 4, "vocab_size": 16_384},
@@ -95,6 +95,20 @@ SMALL: Mapping[str, dict[str, Any]] = MappingProxyType(
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "head_dim": 16,
+            "vocab_size": 10_240,
+            "max_position_embeddings": 4096,
+        },
+        "check mixture": MIXTURES["qwen3-30b-a3b"] | {"num_hidden_layers": 2, "vocab_size": 16_384},
+        "tiny mixture": MIXTURES["qwen3-30b-a3b"]
+        | {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
             "vocab_size": 10_240,
             "max_position_embeddings": 4096,
         },

@@ -1,4 +1,4 @@
-"""The run in a text that fits everywhere: what failed first, then models, profiles, kernels and checks."""
+"""The run in a text that fits everywhere: what failed first, then models, kernels and checks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from benchmarks.gpu_sections.messages import Measurement
 MOST_CHARACTERS = 10_000
 _LINE = 150
 """Longest line."""
-_PROFILED = 5
-"""Kernels of a batch's profile."""
 _RESERVED = 120
 """Characters for the line that says how much was left out."""
 
@@ -48,11 +46,9 @@ def summarise(
 
 def _blocks(measurements: Sequence[Measurement]) -> Iterator[str]:
     of_models = [line for line in measurements if line.model]
-    profiles = [line for line in of_models if line.what.startswith("profile")]
     for model in dict.fromkeys(line.model for line in of_models):
         yield from ("", model)
-        yield from (_short(line) for line in of_models if line.model == model and line not in profiles)
-        yield from _profile([line for line in profiles if line.model == model])
+        yield from (_short(line) for line in of_models if line.model == model)
     rest = [line for line in measurements if not line.model]
     timed = [line for line in rest if line.ms is not None]
     yield from ("", "kernels and machine")
@@ -60,14 +56,6 @@ def _blocks(measurements: Sequence[Measurement]) -> Iterator[str]:
     yield from _best(timed)
     checks = [line for line in measurements if line.passed is not None]
     yield f"checks: {sum(bool(line.passed) for line in checks)} of {len(checks)} are right"
-
-
-def _profile(lines: Sequence[Measurement]) -> Iterator[str]:
-    """The first kernels of each batch, which take the most time, and its gaps."""
-    for batch in dict.fromkeys(line.what.partition(":")[0] for line in lines):
-        own = [line for line in lines if line.what.startswith(f"{batch}:")]
-        gaps = [line for line in own if ": gap" in line.what]
-        yield from (_short(line) for line in [*[line for line in own if line not in gaps][:_PROFILED], *gaps])
 
 
 def _best(lines: Sequence[Measurement]) -> Iterator[str]:
@@ -87,8 +75,10 @@ def _short(line: Measurement) -> str:
             yield f"{line.tokens_per_s:,.0f} tok/s"
         if line.ms is not None:
             yield f"{line.ms:.4f} ms"
+        if line.sheet_share is not None:
+            yield f"{line.sheet_share:.1%} of the sheet"
         if line.limit_share is not None:
-            yield f"{line.limit_share:.1%} of the limit"
+            yield f"{line.limit_share:.1%} of the measured limit"
         if line.aim is not None:
             yield f"aim {line.aim:.0%}"
         if line.note:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any
@@ -32,10 +33,9 @@ def transformers_offline(
         note = f"cut off after {seconds:.0f} s: {tokens} of {total} tokens in answers that had ended, {attention}"
         yield Measurement(what, model, "transformers", tokens_per_s=tokens / seconds, note=note)
         return
-    limit = limits.offline([len(prompt) for prompt in offline.prompts], offline.outputs)
-    yield Measurement(
-        what, model, "transformers", tokens / seconds, 1000 * seconds, limit_share=limit / seconds, note=note
-    )
+    lengths = [len(prompt) for prompt in offline.prompts]
+    shares = limits.shares(partial(Limits.offline, prompts=lengths, outputs=offline.outputs), seconds)
+    yield Measurement(what, model, "transformers", tokens / seconds, 1000 * seconds, **shares, note=note)
 
 
 def _manager(raw: Mapping[str, Any], work: Workload, device: torch.device) -> tuple[Any, str]:

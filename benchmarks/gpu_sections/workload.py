@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.settings.config import GPU_DEFAULTS
 
@@ -35,6 +35,19 @@ class Workload:
     requests: int = 256
     shortest: int = 100
     longest: int = 1024
+    anatomy: tuple[int, ...] = (1, 8, 32, 128, 256)
+    """Rows of the steps that are taken apart."""
+    burst: int = 16
+    """Prompts that come together."""
+    burst_length: int = 1024
+    decoding: int = 16
+    """Rows that decode when these come, for some steps before and for some meanwhile."""
+    steps_before: int = 20
+    steps_beside: int = 400
+    step_tokens: tuple[int, ...] = (8192, 2048)
+    """Most tokens of a step, where prompts come."""
+    long: int = 130_000
+    long_decoded: int = 32
     max_step_tokens: int = GPU_DEFAULTS["max_step_tokens"]
     max_token_id: int = 10_000
 
@@ -62,6 +75,9 @@ class Workload:
 
 
 FULL = Workload()
+MIXTURE = replace(FULL, batches=(1, 32, 128), prefills=(4096,))
+"""For a model that is slow to measure."""
+EIGHT_BITS = replace(FULL, batches=(1, 32, 128, 256), prefills=(8192,))
 TINY = Workload(
     batches=(1, 3),
     context=40,
@@ -73,5 +89,12 @@ TINY = Workload(
     requests=5,
     shortest=4,
     longest=24,
+    anatomy=(1, 3),
+    burst=3,
+    burst_length=40,
+    decoding=2,
+    steps_beside=10,
+    step_tokens=(96, 64),
+    long=300,
     max_step_tokens=64,
 )

@@ -140,7 +140,7 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     dtype = config.dtype
     if dtype == "auto":
         dtype = facts.dtype if machine.device == "cuda" else "float32"
-    element = ELEMENT_BYTES[dtype]
+    element, facts = ELEMENT_BYTES[dtype], facts.on(machine.device)
     per_token = facts.kv_bytes_per_token(element)
     table = Table("", "", title=model, show_header=False, title_justify="left")
     table.add_row("architecture", facts.architecture)
@@ -259,9 +259,10 @@ def _heads(facts: ModelConfig) -> list[str]:
 def _kind(facts: ModelConfig, dtype: str) -> str:
     """Return the types of the weights in memory, and which weights are widened to them."""
     stored, experts = facts.weight_format, facts.experts
+    if experts is not None and experts.is_mxfp4:
+        return f"{dtype}; experts {'stay in' if experts.are_quantized else 'are widened from'} MXFP4"
     if stored is None:
-        is_widened = experts is not None and experts.is_mxfp4
-        return f"{dtype}; experts are widened from MXFP4" if is_widened else dtype
+        return dtype
     if not stored.is_kept:
         return f"{dtype}, widened from {stored.name}"
     is_mixture = experts is not None and experts.are_quantized

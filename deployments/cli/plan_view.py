@@ -63,7 +63,8 @@ def _weights(name: str) -> str:
     """Return a description of such weights' bytes; for a type that GPUs cannot run, say that CPUs can."""
     if name not in RUNS_WEIGHT_TYPES["cuda"]:
         return f"on CPUs only, by engine.quantization: {name}"
-    return "parameters x bytes" if name in ELEMENT_BYTES else "layers' matrices and their scales, the rest plain"
+    matrices = "experts" if name == "mxfp4" else "layers' matrices"
+    return "parameters x bytes" if name in ELEMENT_BYTES else f"{matrices} and their scales, the rest plain"
 
 
 def _replica(plan: CapacityPlan) -> Table:

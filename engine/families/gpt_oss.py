@@ -35,13 +35,13 @@ def _read(raw: Raw) -> ModelParts:
     experts = ExpertsConfig.from_config(raw)
     assert experts is not None
     clamp = Clamp(float(raw.get("swiglu_alpha", 1.702)), float(raw.get("swiglu_limit", 7.0)))
-    stored = raw.get("quantization_config") or {}
+    is_mxfp4 = (raw.get("quantization_config") or {}).get("quant_method") == "mxfp4"
     return ModelParts(
         attention,
         windowed(read_rope(with_rope(raw, _ROPE), attention, 150000.0), windows),
         read_mlp(raw),
         read_norms(raw, 1e-5),
-        replace(experts, router_bias=True, clamp=clamp, is_mxfp4=stored.get("quant_method") == "mxfp4"),
+        replace(experts, router_bias=True, clamp=clamp, is_mxfp4=is_mxfp4, are_quantized=is_mxfp4),
     )
 
 

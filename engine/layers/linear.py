@@ -210,8 +210,8 @@ class Fp8BlockLinear(QuantizedLinear):
         return F.linear(x.restored(), self.dequantized().to(x.dtype), self.bias)
 
 
-class Int4Linear(QuantizedLinear):
-    """Four-bit codes [out, in / 2], scales and zero points [in / group, out].
+def halves_packed(codes: torch.Tensor, group: int) -> torch.Tensor:
+    """Pack uint8 codes Q of four bits, [out, in], into [out, in / 2].
 
     A byte holds two inputs of a group: one of the first half in the low bits, one of the second in the high bits:
 
@@ -219,6 +219,19 @@ class Int4Linear(QuantizedLinear):
 
     A tile of bytes is thus two tiles of weights, each for consecutive inputs.
     """
+    low, high = codes.unflatten(1, (-1, 2, group // 2)).unbind(2)
+    packed: torch.Tensor = low | high << 4
+    return packed.flatten(1)
+
+
+def halves_unpacked(packed: torch.Tensor, group: int) -> torch.Tensor:
+    """Return the codes that `halves_packed` packed, [out, in / group, group]."""
+    pairs = packed.unflatten(1, (-1, 1, group // 2))
+    return torch.cat((pairs & 15, pairs >> 4), 2).flatten(2)
+
+
+class Int4Linear(QuantizedLinear):
+    """Four-bit codes [out, in / 2], packed by groups; scales and zero points [in / group, out]."""
 
     packed: torch.Tensor
     scales: torch.Tensor
@@ -242,14 +255,12 @@ class Int4Linear(QuantizedLinear):
 
     def put(self, rows: slice, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> None:
         """Pack uint8 codes [rows, in] into these rows; scales and zeros are [in / group, rows]."""
-        halves = codes.unflatten(1, (-1, 2, self.group_size // 2))
-        self.packed[rows] = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+        self.packed[rows] = halves_packed(codes, self.group_size)
         self.scales[:, rows], self.zeros[:, rows] = scales, zeros
 
     def dequantized(self) -> torch.Tensor:
         """Return the weights as float32 [out, in]."""
-        pairs = self.packed.view(self.out_features, -1, 1, self.group_size // 2)
-        codes = torch.cat((pairs & 15, pairs >> 4), 2).flatten(2).float()  # [out, groups, group]
+        codes = halves_unpacked(self.packed, self.group_size).float()
         return ((codes - self.zeros.t()[:, :, None]) * self.scales.t()[:, :, None]).flatten(1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+import torch
+
 from engine.gguf.files import SUFFIX
 from engine.loading.model_settings import check_encoder_settings, check_recurrent, max_model_len
 from engine.loading.unused_tensors import unused_encoder_tensors, unused_tensors
@@ -77,6 +79,8 @@ def _check_settings(config: EngineConfig, directory: Path) -> tuple[ModelConfig 
     if isinstance(facts, EncoderConfig):
         check_encoder_settings(config, facts)
     else:
+        is_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
+        facts = facts.on("cpu" if is_cpu else "cuda")
         max_model_len(config, facts)
         check_recurrent(config, facts)
         check_divides(facts, config.tensor_parallel_size, config.expert_parallel)

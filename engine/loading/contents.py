@@ -13,7 +13,7 @@ from engine.loading.tensor_groups import Expected
 from engine.model_config.config import ModelConfig
 from engine.model_config.encoder import EncoderConfig
 
-_UNREAD = ("input_scale", "activation_scale", "g_idx", "weight_shape")
+_UNREAD = ("input_scale", "input_global_scale", "activation_scale", "g_idx", "weight_shape")
 """Tensors of quantized matrices that are not needed, because each token's activations have their own scale."""
 _KV_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale")
 """Scales for KV in eight bits, also in plain checkpoints. Those of `engine.kv_dtype: fp8` are measured here."""

@@ -103,7 +103,7 @@ class _Loading:
         self._whole = ModelConfig.from_directory(self._directory)
         self._whole.unused_keys.check(self._whole.architecture, config.ignored_config_keys)
         self._limit = max_model_len(config, self._whole)
-        self._whole = self._whole.for_context(self._limit)
+        self._whole = self._whole.for_context(self._limit).on(self._device.type)
         self._shard = ranks.shard.of(self._whole)
         """The shape of all layers on a rank of each stage."""
         self._model = model = ranks.stage.of(self._shard)

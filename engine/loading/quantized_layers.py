@@ -8,7 +8,7 @@
     fp8 in other blocks           both                    ─▶ rounded again, by outputs  ─▶ Fp8Linear.weight, .scale
     gptq, awq                     NAME.qweight, .qzeros, .scales ─▶ unpacked, packed our way ─▶ Int4Linear
     compressed-tensors int4       NAME.weight_packed, .weight_scale, .weight_zero_point     ─▶ likewise
-    int8; what is no such layer   all of NAME             ─▶ widened                    ─▶ plain parameters
+    int8, nvfp4; what is no such layer   all of NAME      ─▶ widened                    ─▶ plain parameters
 
 NAME is a projection of the checkpoint, such as model.layers.0.self_attn.q_proj; several of them are rows of one
 layer. The embedding table and the output head are always plain. Latent attention's expansion is no such layer.
@@ -27,10 +27,20 @@ from torch import nn
 from engine.base.errors import ModelLoadError
 from engine.kernels.float8 import BLOCK_INPUTS, BLOCK_OUTPUTS
 from engine.layers.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
+from engine.layers.mxfp4_linear import e2m1, e2m1_pairs
 from engine.loading.mapped_tensors import MappedTensor
 from engine.loading.target_parts import Own, WeightTarget
 from engine.loading.tensor_groups import FLOATS, Expected, TensorGroup
-from engine.model_parts.formats import Fp8Format, Int4Format, Int8Format, KeptFormat, WeightFormat, is_ignored
+from engine.model_parts.formats import (
+    NVFP4_INPUTS,
+    Fp8Format,
+    Int4Format,
+    Int8Format,
+    KeptFormat,
+    Nvfp4Format,
+    WeightFormat,
+    is_ignored,
+)
 from engine.models.experts import Experts
 
 MATRICES = ("qkv_proj", "qkv_a_proj", "q_b_proj", "in_proj", "o_proj", "gate_up_proj", "down_proj")
@@ -189,6 +199,9 @@ def widened_group(
             differences = codes.float().unflatten(1, (-1, group)) - zeros.t()[..., None]
             widened: torch.Tensor = (differences * scales.t()[..., None]).flatten(1)
             return widened
+    elif isinstance(weights, Nvfp4Format):
+        tensors = _nvfp4_tensors(matrix)
+        widen = _widened_nvfp4
     else:
         dtype = "I8" if isinstance(weights, Int8Format) else "F8_E4M3"
         weight = Expected(f"{matrix.name}.weight", (matrix.outputs, matrix.inputs), (dtype,))
@@ -197,7 +210,7 @@ def widened_group(
         def widen(stored: list[torch.Tensor]) -> torch.Tensor:
             return _widened(stored[0], stored[1], weights.block if isinstance(weights, Fp8Format) else None)
 
-    if tensors[-1].name not in present:
+    if not any(scales.name in present for scales in tensors[1:]):
         return None
     return TensorGroup(tuple(tensors), lambda stored: store([widen(stored)]))
 
@@ -222,6 +235,24 @@ def _widened(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] 
     for axis, size in enumerate(block):
         scales = scales.repeat_interleave(size, axis)
     return weight.float().mul_(scales[:outputs, :inputs])
+
+
+def _nvfp4_tensors(matrix: Matrix) -> list[Expected]:
+    """Return the tensors of a matrix in NVFP4: codes, scales of groups of inputs, the scale of all."""
+    name, outputs, inputs = matrix.name, matrix.outputs, matrix.inputs
+    return [
+        Expected(f"{name}.weight_packed", (outputs, inputs // 2), ("U8",)),
+        Expected(f"{name}.weight_scale", (outputs, inputs // NVFP4_INPUTS), ("F8_E4M3",)),
+        Expected(f"{name}.weight_global_scale", (1,), ("F32",), ((),)),
+    ]
+
+
+def _widened_nvfp4(stored: list[torch.Tensor]) -> torch.Tensor:
+    """Return float32 [outputs, inputs]. The scale of all divides, as in compressed-tensors."""
+    pairs, scales, divisor = stored
+    numbers = e2m1(e2m1_pairs(pairs)).unflatten(1, (-1, NVFP4_INPUTS))
+    widened: torch.Tensor = numbers * (scales.float() / divisor)[..., None]
+    return widened.flatten(1)
 
 
 def _round(layer: Fp8Linear, rows: slice, matrix: Matrix, tensors: list[torch.Tensor]) -> None:

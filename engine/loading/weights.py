@@ -20,10 +20,10 @@ from engine.loading.checkpoint import open_checkpoint, stored_checkpoint
 from engine.loading.contents import check_decoder_tensors
 from engine.loading.gguf_tensors import kept_group, kept_grouping, widening
 from engine.loading.mapped_tensors import MappedTensor, release
-from engine.loading.mxfp4 import mxfp4_group
+from engine.loading.mxfp4 import widened_group as widened_mxfp4
 from engine.loading.quantized_layers import Matrix, is_stored_plain, quantize_layers, widened_group
 from engine.loading.quantized_layers import tensor_groups as quantized_groups
-from engine.loading.stacked_experts import STACKED, round_stacked, stacked_group
+from engine.loading.stacked_experts import STACKED, quantize_stacked, stacked_group
 from engine.loading.stage_decoder import keep_own, leave_out_others, own_targets
 from engine.loading.target_parts import WeightTarget
 from engine.loading.targets import HEAD, weight_targets
@@ -31,7 +31,7 @@ from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.unused import Unused
 from engine.loading.weight_streaming import stream_groups
 from engine.model_config.config import ModelConfig
-from engine.model_parts.formats import Fp8Format, KeptFormat, WeightFormat
+from engine.model_parts.formats import Fp8Format, KeptFormat, Nvfp4Format, WeightFormat
 from engine.models.decoder import Decoder
 from engine.models.experts import Experts
 from engine.parallel.collective import ALONE, Collective
@@ -71,6 +71,13 @@ def load_decoder(
         unused = check_decoder_tensors(tensors, [tensor for group in groups for tensor in group.tensors], config)
         if ranks.rank == 0:
             Unused.of(directory, config.unused_keys, unused).log(directory)
+            if isinstance(stored, Nvfp4Format) and stored.rounds_activations:
+                logger.warning(
+                    "%s was quantized for activations in NVFP4 (quantization_config.input_activations); here they "
+                    "stay in %s, so answers differ from those of engines that round them",
+                    directory,
+                    str(dtype).removeprefix("torch."),
+                )
         if ranks.stage.count > 1:
             targets = own_targets(decoder, ranks.stage, targets)
             groups = _widened_groups(decoder, targets, config, tensors, dtype)
@@ -179,7 +186,8 @@ def plan_loading(
         decoder = Decoder(ranks.shard.of(config), ranks)
         if isinstance(stored, KeptFormat):
             quantize_layers(decoder, _parts(targets), stored, partial(_is_plain, config.weight_format, present))
-            round_stacked(decoder, {target.parameter for target in targets.values()})
+        is_mxfp4 = config.experts is not None and config.experts.is_mxfp4
+        quantize_stacked(decoder, {target.parameter for target in targets.values()}, is_mxfp4=is_mxfp4)
         if keeps_blocks:
             _keep_blocks(decoder, targets, present)
     return decoder, targets, _widened_groups(decoder, targets, config, present, dtype)
@@ -258,7 +266,7 @@ def _groups(
         else:
             into = partial(_rows, layer, attribute, target.rows)
             if config.experts is not None and config.experts.is_mxfp4 and target.is_turned:
-                yield mxfp4_group(name, target, into)
+                yield widened_mxfp4(name, target, into)
                 continue
             if config.weight_format is not None and len(target.shape) == 2:
                 matrix = Matrix(name.removesuffix(".weight"), *target.shape)

@@ -15,7 +15,14 @@ from engine.model_files.json_files import parse_json
 from engine.model_parts.config_keys import UnusedKeys, layered
 from engine.model_parts.experts_config import ExpertsConfig
 from engine.model_parts.family import WeightNames, text_config
-from engine.model_parts.formats import Fp8Format, Int8Format, WeightFormat, is_ignored, weight_format
+from engine.model_parts.formats import (
+    Fp8Format,
+    KeptFormat,
+    Mxfp4Format,
+    WeightFormat,
+    is_ignored,
+    weight_format,
+)
 from engine.model_parts.parts import (
     AttentionConfig,
     DeltaNetConfig,
@@ -251,9 +258,20 @@ class ModelConfig:
         """Return the experts of a sparse layer, None for a dense one."""
         return self.experts if self.experts is not None and layer in self.experts.layers else None
 
+    def on(self, device: str) -> ModelConfig:
+        """Return the model as memory of a "cpu" or a "cuda" device holds it: CPUs widen MXFP4."""
+        return self if device != "cpu" or self.experts is None else replace(self, experts=self.experts.widened())
+
+    @property
+    def kept_format(self) -> KeptFormat | Mxfp4Format | None:
+        """The format of files in which memory holds matrices, or only experts."""
+        if self.experts is not None and self.experts.is_mxfp4 and self.experts.are_quantized:
+            return Mxfp4Format()
+        return self.weight_format if isinstance(self.weight_format, KeptFormat) else None
+
     @property
     def is_kept_quantized(self) -> bool:
-        """Whether memory holds matrices in the format of the files."""
+        """Whether memory holds all matrices of layers in the format of the files."""
         return self.weight_format is not None and self.weight_format.is_kept
 
     def can_be_rounded(self, quantization: str) -> bool:
@@ -317,19 +335,26 @@ class ModelConfig:
         `quantization` is the engine's setting: "fp8" rounds the layers' matrices, "int8" also the output head,
         which it copies if it is the embedding table.
         """
-        matrices = (self.rounded() if quantization == "fp8" else self)._matrices()
-        stored = Fp8Format() if quantization in ("fp8", "int8") else self.weight_format
-        if stored is None or isinstance(stored, Int8Format):
-            return self.num_parameters * element_bytes
+        model, stored = self._in_memory(quantization)
+        experts, of_experts = model._matrices_of_experts(), model._format_of_experts(stored)
+        matrices = [] if stored is None else model._matrices()
         if quantization == "int8":
             matrices.append((self.vocab_size, self.hidden_size))
-        plain = self.num_parameters - sum(outputs * inputs for outputs, inputs in matrices)
+        plain = self.num_parameters - sum(map(math.prod, (*matrices, *experts)))
         if quantization == "int8" and self.tied_embeddings:
             plain += self.vocab_size * self.hidden_size
-        return plain * element_bytes + sum(stored.matrix_bytes(*shape) for shape in matrices)
+        rounded = 0 if stored is None else sum(stored.matrix_bytes(*shape) for shape in matrices)
+        rounded += 0 if of_experts is None else sum(of_experts.matrix_bytes(*shape) for shape in experts)
+        return plain * element_bytes + rounded
+
+    def _in_memory(self, quantization: str | None) -> tuple[ModelConfig, KeptFormat | None]:
+        """Return the model after rounding by `quantization`, and the format of its matrices; None if plain."""
+        if quantization is not None:
+            return self.rounded() if quantization == "fp8" else self.on("cpu"), Fp8Format()
+        return self, self.weight_format if isinstance(self.weight_format, KeptFormat) else None
 
     def _matrices(self) -> list[tuple[int, int]]:
-        """List (outputs, inputs) of the layers' matrices, except stacked experts, which are plain numbers."""
+        """List (outputs, inputs) of the layers' matrices, except experts."""
         hidden, inners = self.hidden_size, [self.mlp_in(layer).intermediate_size for layer in self._dense_layers]
         attending = [index for index, layer in enumerate(self.layers) if not layer.is_recurrent]
         shared, num_shared = 0, 0
@@ -341,10 +366,14 @@ class ModelConfig:
             *self.num_recurrent_layers * recurrent,
             *(matrix for inner in inners for matrix in ((2 * inner, hidden), (hidden, inner))),
             *num_shared * [(2 * shared, hidden), (hidden, shared)],
-            *self._matrices_of_experts(),
         ]
 
+    def _format_of_experts(self, stored: KeptFormat | None) -> KeptFormat | Mxfp4Format | None:
+        """Return the format of experts that are quantized in memory, given that of other matrices."""
+        return Mxfp4Format() if self.experts is not None and self.experts.is_mxfp4 else stored
+
     def _matrices_of_experts(self) -> list[tuple[int, int]]:
+        """List (outputs, inputs) of experts that are quantized in memory."""
         experts, hidden = self.experts, self.hidden_size
         if experts is None or not experts.are_quantized:
             return []
@@ -353,11 +382,11 @@ class ModelConfig:
 
     def expert_weight_bytes(self, element_bytes: int, quantization: str | None = None) -> float:
         """Return the bytes of one weight of an expert in memory, including scales; see `weight_bytes`."""
-        model = self.rounded() if quantization == "fp8" else self
-        shapes, stored = model._matrices_of_experts()[:2], Fp8Format() if model is not self else self.weight_format
-        if not shapes or stored is None or isinstance(stored, Int8Format):
+        model, stored = self._in_memory(quantization)
+        shapes, of_experts = model._matrices_of_experts()[:2], model._format_of_experts(stored)
+        if not shapes or of_experts is None:
             return element_bytes
-        return sum(stored.matrix_bytes(*shape) for shape in shapes) / sum(map(math.prod, shapes))
+        return sum(of_experts.matrix_bytes(*shape) for shape in shapes) / sum(map(math.prod, shapes))
 
     def bytes_per_expert(self, element_bytes: int, quantization: str | None = None) -> int:
         """Return the bytes of one expert in each sparse layer together; 0 in a model without experts."""

@@ -58,7 +58,8 @@ class ExpertsConfig:
     are_quantized: bool = False
     """Whether memory holds their matrices quantized, like the files (`engine/model_parts/formats.py`)."""
     is_mxfp4: bool = False
-    """Whether files hold experts in four bits, which are widened (`engine/loading/mxfp4.py`)."""
+    """Whether files hold experts in MXFP4 (`engine/layers/mxfp4_linear.py`). Memory holds them so too, if they
+    `are_quantized`."""
 
     @classmethod
     def from_config(
@@ -132,6 +133,10 @@ class ExpertsConfig:
         with biases, or next to an MLP.
         """
         return self.clamp is None and not (self.are_next_to_mlp or self.is_mxfp4)
+
+    def widened(self) -> ExpertsConfig:
+        """Return the experts as memory without MXFP4 holds them."""
+        return replace(self, are_quantized=False) if self.is_mxfp4 else self
 
     def num_parameters(self, hidden_size: int, experts_each: float) -> float:
         """Return the number of weights of a sparse layer, counting `experts_each` of its experts."""

@@ -3,8 +3,9 @@
     fp8    compressed-tensors `float-quantized`, and quant_method `fp8` (Qwen3-FP8: a scale for 128 x 128 weights)
     int4   GPTQ without activation order (formats 1 and 2), AWQ `gemm`, compressed-tensors `pack-quantized` (W4A16)
     int8   compressed-tensors `int-quantized`, which is widened when it is loaded
+    nvfp4  compressed-tensors `nvfp4-pack-quantized`, which is widened too
 
-Errors name other formats. Nothing here imports torch.
+MXFP4 is a format of experts only. Errors name other formats. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from engine.base.errors import ModelLoadError
 
 SUPPORTED = (
     "supported are plain float32, bfloat16 and float16, compressed-tensors float-quantized (fp8), pack-quantized "
-    "(4 bits) and int-quantized (8 bits), quant_method fp8, gptq and awq (gemm) of 4 bits"
+    "(4 bits), nvfp4-pack-quantized and int-quantized (8 bits), quant_method fp8, gptq and awq (gemm) of 4 bits"
 )
+MXFP4_INPUTS = 32
+"""Inputs of an output that share an exponent in MXFP4."""
+NVFP4_INPUTS = 16
+"""Inputs of an output that share a scale in NVFP4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +101,38 @@ class Int8Format:
     ignored: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Nvfp4Format:
+    """Codes of four bits, two in a byte of `NAME.weight_packed`, with scales at two levels: a number is
+
+        e2m1 * NAME.weight_scale (float8_e4m3fn, of an output and 16 inputs) / NAME.weight_global_scale (float32)
+
+    They are widened when they are loaded, because no layer computes with them.
+    """
+
+    name: ClassVar = "nvfp4"
+    is_kept: ClassVar = False
+    ignored: tuple[str, ...] = ()
+    rounds_activations: bool = False
+    """Whether the checkpoint was made for activations in four bits, too; here they stay unquantized."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Format:
+    """Experts in MXFP4 (gpt-oss), next to plain matrices (`engine/loading/mxfp4.py`)."""
+
+    name: ClassVar = "mxfp4"
+
+    def matrix_bytes(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of such a matrix in memory."""
+        return outputs * (inputs // 2 + inputs // MXFP4_INPUTS)
+
+
 KeptFormat = Fp8Format | Int4Format
 """Formats that memory keeps."""
-WeightFormat = KeptFormat | Int8Format
+WidenedFormat = Int8Format | Nvfp4Format
+"""Formats that are widened when they are loaded."""
+WeightFormat = KeptFormat | WidenedFormat
 
 
 def is_ignored(weights: WeightFormat, name: str) -> bool:
@@ -136,11 +170,14 @@ def _compressed_tensors(stored: Mapping[str, Any]) -> WeightFormat:
     sparsity = (stored.get("sparsity_config") or {}).get("format", "dense")
     _expect(what, "sparsity_config.format", sparsity, "dense")
     kind, layout = f"{weights.get('type')} of {weights.get('num_bits')} bits", stored.get("format")
+    ignored = tuple(stored.get("ignore") or ())
+    if kind == "float of 4 bits":
+        return _nvfp4(layout, weights, ignored, rounds_activations=bool(group.get("input_activations")))
     readers: dict[str, Callable[[Any, Mapping[str, Any], tuple[str, ...]], WeightFormat]]
     readers = {"float of 8 bits": _floats, "int of 4 bits": _packed, "int of 8 bits": _bytes}
     if kind not in readers:
-        raise _refusal(f"{what} {layout}", f"weights {kind}", ", ".join(readers))
-    return readers[kind](layout, weights, tuple(stored.get("ignore") or ()))
+        raise _refusal(f"{what} {layout}", f"weights {kind}", ", ".join((*readers, "float of 4 bits")))
+    return readers[kind](layout, weights, ignored)
 
 
 def _floats(layout: Any, weights: Mapping[str, Any], ignored: tuple[str, ...]) -> Fp8Format:
@@ -169,6 +206,17 @@ def _bytes(layout: Any, weights: Mapping[str, Any], ignored: tuple[str, ...]) ->
     _expect(what, "symmetric", weights.get("symmetric", True), True)
     _strategy(what, weights, "tensor", "channel")
     return Int8Format(ignored)
+
+
+def _nvfp4(
+    layout: Any, weights: Mapping[str, Any], ignored: tuple[str, ...], *, rounds_activations: bool
+) -> Nvfp4Format:
+    what = "compressed-tensors of 4 bits"
+    _expect(what, "format", layout, "nvfp4-pack-quantized")
+    _expect(what, "symmetric", weights.get("symmetric", True), True)
+    _strategy(what, weights, "tensor_group")
+    _expect(what, "group_size", weights.get("group_size"), NVFP4_INPUTS)
+    return Nvfp4Format(ignored, rounds_activations)
 
 
 def _strategy(method: str, weights: Mapping[str, Any], *known: str) -> str:

@@ -135,12 +135,10 @@ class Experts(nn.Module):
         self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, operations: Operations
     ) -> torch.Tensor:
         """Return each token's weighted sum of its experts' outputs."""
-        if self._stacks is not None:
-            return operations.experts(x, chosen, weights, *self._stacks, self._first)
         biases = None
         if self.gate_up_bias is not None and self.down_bias is not None:
             biases = self.gate_up_bias, self.down_bias
-        matrices = self.gate_up_proj, self.down_proj
+        matrices: tuple[Matrices, Matrices] = self._stacks or (self.gate_up_proj, self.down_proj)
         return operations.experts(x, chosen, weights, *matrices, self._first, biases, self._config.clamp)
 
 

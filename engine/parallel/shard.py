@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from engine.model_config.config import ModelConfig
 from engine.model_parts.experts_config import ExpertsConfig
+from engine.model_parts.formats import MXFP4_INPUTS
 from engine.model_parts.parts import AttentionConfig, DeltaNetConfig, LayerKind, MLPConfig
 from engine.settings.config import EngineConfig
 
@@ -116,7 +117,16 @@ def check_divides(config: ModelConfig, size: int, splits_experts: bool = False) 
         raise ValueError(
             f"tensor_parallel_size is {size}, which cannot share {heads} and {inner} evenly; "
             f"with this model it can be {', '.join(map(str, possible_sizes(config, splits_experts)))}"
+            + _with_whole_experts(config, splits_experts)
         )
+
+
+def _with_whole_experts(config: ModelConfig, splits_experts: bool) -> str:
+    """Return the sizes that only `expert_parallel` makes possible, as advice."""
+    more = {*possible_sizes(config, True)} - {*possible_sizes(config)} if config.experts is not None else ()
+    if splits_experts or not more:
+        return ""
+    return f", and with expert_parallel also {', '.join(map(str, sorted(more)))}"
 
 
 def check_context(config: ModelConfig, tensor_parallel_size: int, context_parallel_size: int) -> None:
@@ -197,6 +207,8 @@ def _inner(config: ModelConfig, splits_experts: bool) -> dict[str, int]:
         counts["inner columns of the shared experts"] = experts.shared_size
     if experts is not None and splits_experts:
         counts["experts"] = experts.num_experts
+    elif experts is not None and experts.is_mxfp4 and experts.are_quantized:
+        counts[f"groups of {MXFP4_INPUTS} inner columns of an expert"] = experts.intermediate_size // MXFP4_INPUTS
     elif experts is not None:
         counts["inner columns of an expert"] = experts.intermediate_size
     return counts

@@ -30,12 +30,12 @@ def load_on_ranks(
     """Load a model as `load_model` does, on `config.num_ranks` ranks. Also raises RankLost."""
     launcher = launcher or LocalProcesses()
     directory = resolve_model(config.model, config.model_revision)
-    model = ModelConfig.from_directory(directory)
+    device = _first_device(config, launcher.shares_gpus)
+    model = ModelConfig.from_directory(directory).on(device.type)
     check_divides(model, config.tensor_parallel_size, config.expert_parallel)
     check_context(model, config.tensor_parallel_size, config.context_parallel_size)
     check_copies(model, config)
     starts = stages_of(model, config)[0].starts
-    device = _first_device(config, launcher.shares_gpus)
     config = replace(
         config, model=str(directory), model_revision=None, served_name=config.name, device=device.type
     )

@@ -50,7 +50,13 @@ def test_it_runs_where_only_torch_triton_and_transformers_are_installed(tmp_path
 
     found = json.loads(out.with_suffix(".json").read_text())
     assert not found["failed"]
-    assert found["left_out"] == {"tiny vllm": "it is not installed", "tiny sglang": "it is not installed"}
+    assert found["left_out"] == {
+        "tiny vllm": "it is not installed",
+        "tiny sglang": "it is not installed",
+        "proofs": "pytest and hypothesis not installed",
+        "ranks": "pytest and hypothesis not installed",
+        "tiny server": "ray, psutil, httpx, fastapi not installed",
+    }
     assert "everything: " in ended.stdout and "checks: " in ended.stdout
     checks = [line for line in found["measurements"] if line["passed"] is not None]
     assert {"triton", "reference"} <= {line["by"] for line in checks}
@@ -59,12 +65,28 @@ def test_it_runs_where_only_torch_triton_and_transformers_are_installed(tmp_path
     [start] = [line for line in ours if line["what"] == "start"]
     assert start["ms"] > 0
     speeds = {line["what"]: line for line in ours if line["tokens_per_s"] is not None}
-    profiled = {line["what"] for line in ours if line["what"].startswith("profile")}
-    assert any(what.startswith("profile, 1 row:") for what in profiled)
     assert {
-        "profile, question of 8 after 64: first token",
-        "profile, question of 8 after 64: gaps inside",
-    } <= profiled
+        "anatomy, 3 rows: step",
+        "3 prompts of 40 together, steps of 96",
+        "3 prompts of 40 next to 2 decodes, steps of 64",
+        "long, second of 300",
+        "long, decode, 4 rows after 300",
+        "decode, 3 rows, KV fp8",
+        "prefill, 96, weights fp8",
+    } <= set(speeds)
+    told = {line["what"]: line for line in found["measurements"]}
+    assert {
+        "anatomy, 3 rows: products",
+        "anatomy, 3 rows: attention",
+        "prompt, 2 x 20",
+        "engine, prompts cached, mixture of experts",
+        "clocks",
+    } <= set(told)
+    assert {line["by"] for line in found["measurements"] if line["what"] == "decode, 1 row"} == {
+        "raydix",
+        "torch.compile",
+    }
+    assert found["facts"]["commit"] != "not known"
     assert {"decode, 1 row", "decode, 3 rows", "prefill, 96", "prefix, cold", "prefix, warm"} <= set(speeds)
     assert all(line["tokens_per_s"] > 0 and line["limit_share"] > 0 for line in speeds.values())
     assert "64 of 72 tokens cached" in speeds["prefix, warm"]["note"]

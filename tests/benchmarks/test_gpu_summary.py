@@ -1,4 +1,4 @@
-"""What the GPU script prints, and how it reads a profile and times kernels."""
+"""What the GPU script prints, how it times kernels, and what it asks of those that others have made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from benchmarks.gpu_sections import peers_run, timing
-from benchmarks.gpu_sections.kernel_profile import Ran, profile_of, totals
 from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
 from benchmarks.gpu_sections.messages import Measurement
 from benchmarks.gpu_sections.report import Report
@@ -28,9 +27,7 @@ def test_a_summary_fits_and_lists_what_is_wrong_first() -> None:
             report.measurements.append(
                 Measurement(f"decode, {rows} rows", model, tokens_per_s=9.0, ms=1.0, aim=0.7)
             )
-            report.measurements.append(
-                Measurement(f"profile, {rows} rows: _attend", model, ms=0.5, note="z" * 300)
-            )
+            report.measurements.append(Measurement(f"anatomy, {rows} rows", model, ms=0.5, note="z" * 300))
     for kernel in range(200):
         report.measurements.append(Measurement(f"attention {kernel}", by="triton", ms=1.0, note="n" * 100))
     report.measurements.append(Measurement("attention, decode", by="triton", passed=False, note="error 7"))
@@ -50,31 +47,11 @@ def test_a_kernel_is_shown_next_to_the_best_of_others() -> None:
     report = Report(Path("gpu_x"), {})
     for by, ms in (("triton", 2.0), ("flash_attn", 1.5), ("reference", 9.0)):
         report.measurements.append(Measurement("attention, 1 x 1", by=by, ms=ms, limit_share=0.5))
-    assert "attention, 1 x 1 (triton), 2.0000 ms, 50.0% of the limit; flash_attn 1.5000 ms" in report.summary()
+    assert (
+        "attention, 1 x 1 (triton), 2.0000 ms, 50.0% of the measured limit; flash_attn 1.5000 ms"
+        in report.summary()
+    )
     assert "bounds: not measured" in report.summary()
-
-
-def test_a_profile_shows_kernels_and_gaps_of_whole_steps() -> None:
-    """What ran before the first step and in the last one is cut off; a copy beside kernels is no gap."""
-    ran = [Ran("prompt", 0, 90)]
-    for step in (1000, 2000, 3000):
-        ran += [Ran("_enter", step, step + 100), Ran("gemm", step + 110, step + 310)]
-        ran += [Ran("gemm", step + 310, step + 410), Ran("_leave", step + 430, step + 800)]
-        ran += [Ran("copy", step + 420, step + 850), Ran("clone", step + 900, step + 950)]
-    profile = profile_of(ran[::-1])
-    assert profile is not None
-    assert list(profile.kernels) == ["copy", "_leave", "gemm", "_enter", "clone"]
-    assert profile.kernels["gemm"] == pytest.approx((0.3, 2.0))
-    assert profile.idle_ms == pytest.approx(0.02)
-    assert profile.between_ms == pytest.approx(0.15)
-    assert profile_of(ran[:6]) is None
-
-
-def test_runs_are_totalled_by_name_with_the_longest_first() -> None:
-    ran = [Ran("launch", 0, 10), Ran("copy", 20, 50), Ran("launch", 60, 100)]
-    assert [*totals(ran)] == ["launch", "copy"] and not totals([])
-    assert totals(ran)["launch"] == pytest.approx((0.05, 2))
-    assert totals(ran)["copy"] == pytest.approx((0.03, 1))
 
 
 def test_calls_are_recorded_in_turn_and_only_replays_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:

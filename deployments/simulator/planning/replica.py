@@ -39,8 +39,9 @@ from engine.parallel.stage import Stage
 from engine.settings.config import DType, EngineConfig, WindowedKV
 
 _ANYWHERE = frozenset(get_args(DType)) - {"auto"} | {"fp8", "int4"}
-RUNS_WEIGHT_TYPES: Mapping[str, frozenset[str]] = {"cuda": _ANYWHERE, "cpu": _ANYWHERE | {"int8"}}
-"""Types of weights that this version can compute with, by device. int8 is for the native kernels of CPUs."""
+RUNS_WEIGHT_TYPES: Mapping[str, frozenset[str]] = {"cuda": _ANYWHERE | {"mxfp4"}, "cpu": _ANYWHERE | {"int8"}}
+"""Types of weights that this version can compute with, by device. int8 is for the native kernels of CPUs, which
+widen MXFP4."""
 
 MAX_STAGES = 64
 """Most stages that `engine.pipeline_parallel_size` allows."""

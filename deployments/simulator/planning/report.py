@@ -47,8 +47,8 @@ def plan_for(
 def weight_table(plan: CapacityPlan) -> dict[str, int]:
     """Return the bytes of all weights by type; for a quantized checkpoint, only in types that it can have here."""
     facts = plan.model.facts
-    if facts.weight_format is not None and facts.weight_format.is_kept:
-        return {facts.weight_format.name: plan.replica.weight_bytes}
+    if facts.kept_format is not None:
+        return {facts.kept_format.name: plan.replica.weight_bytes}
     rounded = filter(facts.can_be_rounded, get_args(Quantization))
     return {
         **{name: facts.weight_bytes(size) for name, size in ELEMENT_BYTES.items()},

@@ -4,10 +4,11 @@
     fp8      (x^ @ w^T) * sx * sw                       a scale for each output and each row of x
     blocks   sum over blocks of 128 inputs of the same, each block with its own scales
     int4     sum over groups of inputs of (x @ (q - z)^T) * s
+    mxfp4    x @ (e2m1 * 2^e)^T, exact in bfloat16, with an e for each output and 32 inputs
 
-A GPU without float8 products gets plain x, no sx, and float8 weights as bytes, which are widened in registers.
-Sums are float32. A matrix has the parts of the linear layer of its kind (`engine.layers.linear`), whose names
-identify the kind.
+Four bits are widened in registers. A GPU without float8 products gets plain x, no sx, and float8 weights as bytes,
+which are widened in registers too. Sums are float32. A matrix has the parts of the linear layer of its kind
+(`engine.layers.linear`, `engine.layers.mxfp4_linear`), whose names identify the kind.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ import triton.language as tl
 from engine.kernels.float8 import BLOCK_INPUTS, BLOCK_OUTPUTS, makes_fp8
 from engine.kernels.triton.fp8 import round_rows
 from engine.kernels.triton.int4_gemm import MAX_BLOCK_J
+from engine.model_parts.formats import MXFP4_INPUTS
 
-_PLAIN, _FP8, _BLOCKS, _INT4 = (tl.constexpr(kind) for kind in range(4))
-_MOST_COLUMNS_INT4 = 128
+_PLAIN, _FP8, _BLOCKS, _INT4, _MXFP4 = (tl.constexpr(kind) for kind in range(5))
+_MOST_COLUMNS_OF_FOUR_BITS = 128
+_E2M1_WIDENING = tl.constexpr(2.0**126)
+"""Factor of e2m1's bits at their place in float32: 2^(127 - 1), for the biases."""
 _BLOCK_OUTPUTS = tl.constexpr(BLOCK_OUTPUTS)
 _WIDENING = tl.constexpr(2.0**120)
 """Factor of float8_e4m3fn's bits at their place in float32: 2^(127 - 7), for the biases."""
@@ -46,6 +50,7 @@ class ExpertMatrices(NamedTuple):
     weight: torch.Tensor
     """[E, outputs, ...]; float8 as bytes if it has to be widened."""
     scale: torch.Tensor | None
+    """float32; exponents (uint8) in MXFP4."""
     zero: torch.Tensor | None
     outputs: int
     inputs: int
@@ -58,6 +63,10 @@ class ExpertMatrices(NamedTuple):
         if isinstance(matrices, torch.Tensor):
             return cls._plain(matrices)
         tensors = matrices.tensors
+        if "exponents" in tensors:
+            packed, exponents = tensors["packed"], tensors["exponents"]
+            outputs, inputs = packed.shape[1], 2 * packed.shape[2]
+            return cls(_MXFP4.value, packed, exponents, None, outputs, inputs, MXFP4_INPUTS)
         if "packed" in tensors:
             packed, scales, zeros = tensors["packed"], tensors["scales"], tensors["zeros"]
             outputs, inputs = packed.shape[1], 2 * packed.shape[2]
@@ -84,19 +93,26 @@ class ExpertMatrices(NamedTuple):
             return x, None
         return round_rows(x.contiguous(), None if self.kind == _FP8.value else self.group)
 
+    @property
+    def has_four_bits(self) -> bool:
+        """Whether a byte holds two numbers."""
+        return self.kind in (_INT4.value, _MXFP4.value)
+
     def columns_each(self, columns: int) -> int:
         """Return the number of outputs of a program, at most `columns`, because widening takes registers too."""
-        return min(columns, _MOST_COLUMNS_INT4) if self.kind == _INT4.value else columns
+        return min(columns, _MOST_COLUMNS_OF_FOUR_BITS) if self.has_four_bits else columns
 
     def step(self, bytes_of_inputs: int, element_size: int) -> int:
         """Return how many inputs, or bytes of four bits, are multiplied together, given a bound on their bytes."""
         if self.kind == _INT4.value:
             return math.gcd(self.group // 2, MAX_BLOCK_J)
+        if self.kind == _MXFP4.value:
+            return MAX_BLOCK_J
         return BLOCK_INPUTS if self.kind == _BLOCKS.value else bytes_of_inputs // element_size
 
     def step_bytes(self, rows: int, columns: int, step: int, element_size: int) -> int:
         """Return the bytes of rows and weights that are multiplied together."""
-        halves = 2 if self.kind == _INT4.value else 1
+        halves = 2 if self.has_four_bits else 1
         return (rows * halves * element_size + columns * self.weight.element_size()) * step
 
 
@@ -152,6 +168,25 @@ def multiplied(
                 product = _added(product, low, ((both & 15) - middle).to(dot_type), TURNED)
                 product = _added(product, high, ((both >> 4) - middle).to(dot_type), TURNED)
             total += product * _of_columns(own, TURNED)
+    elif KIND == _MXFP4:
+        BYTES: tl.constexpr = GROUP // 2
+        num_bytes = inputs // 2
+        packed = weight + own_rows[:, None] * num_bytes + step[None, :]
+        low_at = x + rows[:, None] * x_stride + (step // BYTES * GROUP + step % BYTES)[None, :]
+        group = tl.arange(0, STEP // BYTES)
+        num_groups = inputs // GROUP
+        exponents = scale + (expert * num_groups + group[None, :]) * outputs + columns[:, None]
+        for first in range(0, num_bytes, STEP):
+            is_byte = (first + step < num_bytes)[None, :]
+            is_group = (first // BYTES + group < num_groups)[None, :]
+            both = tl.load(packed + first, is_weight & is_byte, 0).to(tl.int32)
+            own = _power_of_2(tl.load(exponents + first // BYTES * outputs, is_weight & is_group, 0))
+            each = tl.broadcast_to(own[:, :, None], (columns.shape[0], STEP // BYTES, BYTES))
+            powers = tl.reshape(each, (columns.shape[0], STEP))
+            low = tl.load(low_at + 2 * first, is_row[:, None] & is_byte, 0.0).to(dot_type)
+            high = tl.load(low_at + (2 * first + BYTES), is_row[:, None] & is_byte, 0.0).to(dot_type)
+            total = _added(total, low, (_e2m1(both & 15) * powers).to(dot_type), TURNED)
+            total = _added(total, high, (_e2m1(both >> 4) * powers).to(dot_type), TURNED)
     elif KIND == _BLOCKS:
         num_blocks = inputs // STEP
         w_at = weight + own_rows[:, None] * inputs + step[None, :]
@@ -197,6 +232,21 @@ def _of_columns(scales, TURNED: tl.constexpr):
         return scales[:, None]
     else:
         return scales[None, :]
+
+
+@triton.jit
+def _e2m1(codes):
+    """Return the numbers of codes of four bits, float32."""
+    place = ((codes & 8) << 28) | ((codes & 7) << 22)
+    return place.to(tl.float32, bitcast=True) * _E2M1_WIDENING
+
+
+@triton.jit
+def _power_of_2(exponents):
+    """Return 2^(exponent - 127), float32. 255 is NaN, and the power of 0 is not a normal number."""
+    bits = exponents.to(tl.int32) << 23
+    bits = tl.where(exponents == 0, 1 << 22, tl.where(exponents == 255, 0x7FC00000, bits))
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -112,6 +112,18 @@ def test_info_shows_which_weights_stay_quantized_and_which_are_widened(
     assert str(said["weights in memory"]).endswith(f" as {kind}")
 
 
+def test_info_shows_that_gpus_keep_mxfp4_and_cpus_widen_it() -> None:
+    facts = planned_model("gpt-oss-20b").facts
+    config = EngineConfig(model="m", dtype="bfloat16")
+    for device, said in (
+        ("cuda", "12.8 GiB as bfloat16; experts stay in"),
+        ("cpu", "39.0 GiB as bfloat16; experts are widened from"),
+    ):
+        table = describe("m", demo_model_path(), facts, config, Machine(device, 1 << 40))
+        rows = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
+        assert rows["weights in memory"] == f"{said} MXFP4"
+
+
 def test_info_without_a_model_shows_the_backends_here_and_on_gpus() -> None:
     result = raydix("info", "--device", "cpu")
     assert result.returncode == 0, result.stderr

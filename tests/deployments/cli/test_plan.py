@@ -62,8 +62,9 @@ def test_a_known_model_is_planned_without_a_network() -> None:
         "fp8": 16_060_522_496 - 32 * (218_103_808 - 4 * 43_008),
         "int8": 16_060_522_496 - 32 * (218_103_808 - 4 * 43_008) - 128_256 * (4096 - 4),
     }  # fmt: skip
-    on_gpus = ["bfloat16", "float16", "float32", "fp8", "int4"]
-    assert document["model"]["weight_types_run"] == {"cuda": on_gpus, "cpu": [*on_gpus, "int8"]}
+    anywhere = ["bfloat16", "float16", "float32", "fp8", "int4"]
+    runs = {"cuda": [*anywhere, "mxfp4"], "cpu": [*anywhere, "int8"]}
+    assert document["model"]["weight_types_run"] == runs
     replica = document["replica"]
     assert (replica["kv_bytes_per_token"], replica["kv_bytes_per_token_per_layer"]) == (131_072, 4096)
     assert (replica["kv_pages"], replica["kv_tokens"]) == (28_635, 458_160)
@@ -292,6 +293,18 @@ def test_a_quantized_checkpoint_is_planned_as_it_is(tmp_path: Path) -> None:
     facts = ModelConfig.from_directory(tmp_path)
     assert weights == {"int4": facts.weight_bytes(ELEMENT_BYTES[facts.dtype])}
     assert weights["int4"] < facts.num_parameters * 2
+
+
+def test_gpt_oss_is_planned_with_the_bytes_of_its_files() -> None:
+    """13.76 and 65.25e9 bytes of tensors, by the indices of their files; one H100 holds the larger model."""
+    small, large = (
+        json.loads(plan(f"gpt-oss-{size}", "--tensor-parallel", 1, "--json")) for size in ("20b", "120b")
+    )
+    assert small["model"]["weight_bytes"] == {"mxfp4": 13_761_264_768}
+    assert large["model"]["weight_bytes"] == {"mxfp4": 65_248_815_744}
+    assert large["gpus"] == 1 and large["replica"]["kv_tokens"] > 131_072, "a request of the longest context"
+    with pytest.raises(UserError, match="90 groups of 32 inner columns of an expert evenly"):
+        plan("gpt-oss-120b", "--tensor-parallel", 4)
 
 
 def test_an_empty_or_missing_config_is_reported(tmp_path: Path) -> None:

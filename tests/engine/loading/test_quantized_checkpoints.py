@@ -42,6 +42,8 @@ from tests.engine.support.checkpoints import (
     int8_channels,
     integers_config,
     make,
+    nvfp4,
+    nvfp4_config,
     packed,
     rewrite,
 )
@@ -308,6 +310,11 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         integers_config(8, "int-quantized", strategy="channel", symmetric=False),
         "symmetric False",
     ),
+    "nvfp4 of larger groups": (nvfp4_config(group_size=32), "group_size 32 is not supported, expected 16"),
+    "mxfp4 of compressed-tensors": (
+        {**nvfp4_config(), "format": "mxfp4-pack-quantized"},
+        "mxfp4-pack-quantized.*expected 'nvfp4-pack-quantized'",
+    ),
     "int2": (integers_config(2), "int of 2 bits.*int of 4 bits"),
     "packed in activation order": (integers_config(actorder="group"), "actorder 'group'"),
     "packed fp8": (fp8_config(format="pack-quantized"), "pack-quantized"),
@@ -337,6 +344,33 @@ def test_int8_is_widened(family: str, tmp_path: Path) -> None:
         assert torch.allclose(weight, plain.get_parameter(name), rtol=1e-6), name
     with pytest.raises(ValueError, match="quantized already"):
         engine_logits(made.quantized, [1], quantization="fp8")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mixtral"])
+@pytest.mark.parametrize("rounds_activations", [True, False])
+def test_nvfp4_is_widened_and_activations_stay_unquantized(
+    family: str, rounds_activations: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = nvfp4_config(rounds_activations=rounds_activations)
+    made = make(tmp_path, nvfp4, config, family, num_hidden_layers=1)
+    plain, found = load(made.plain), load(made.quantized)
+    assert not layers(found)
+    for name, weight in found.named_parameters():
+        assert torch.allclose(weight, plain.get_parameter(name), rtol=1e-6), name
+    facts = ModelConfig.from_directory(made.quantized)
+    assert memory(found) == facts.weight_bytes(4) == facts.num_parameters * 4
+    is_said = (
+        "activations in NVFP4 (quantization_config.input_activations); here they stay in float32" in caplog.text
+    )
+    assert is_said == rounds_activations
+
+
+def test_nvfp4_without_the_scale_of_a_matrix_is_refused(tmp_path: Path) -> None:
+    made = make(tmp_path, nvfp4, nvfp4_config(), num_hidden_layers=1)
+    name = "model.layers.0.mlp.up_proj.weight_global_scale"
+    rewrite(made.quantized, lambda tensors: tensors.pop(name))
+    with pytest.raises(ModelLoadError, match=f"lack {name}"):
+        load(made.quantized)
 
 
 def test_int8_is_rounded_again_for_the_native_kernels(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from engine.layers.linear import Fp8Linear, Int4Linear, round_fp8
+from engine.layers.mxfp4_linear import Mxfp4Linear, e2m1, e8m0
 
 CPU = torch.device("cpu")
 
@@ -72,3 +73,49 @@ def test_int4_products_of_many_rows_are_those_of_the_widened_matrix() -> None:
     x = torch.randn(3, 64, generator=generator)
     expected = x @ ((codes.float() - 7) * scales.repeat_interleave(32, 0).t()).t()
     assert torch.allclose(layer(x), expected, atol=1e-4)
+
+
+def every_mxfp4() -> torch.Tensor:
+    """Return all numbers of four bits, times the powers of all exponents: float32 [256, 16]."""
+    codes, exponents = torch.arange(16, dtype=torch.uint8), torch.arange(256, dtype=torch.uint8)
+    return e2m1(codes) * e8m0(exponents)[:, None]
+
+
+def test_mxfp4_numbers_are_those_of_the_format() -> None:
+    """Section 5.3.3 of the format: a sign, two bits of exponent with a bias of one, a bit of mantissa, no infinity
+    and no NaN; section 5.4: exponents with a bias of 127, and 255 for NaN.
+    """
+    found = every_mxfp4()
+    for exponent in (0, 1, 100, 127, 200, 252):
+        for code in range(16):
+            high, low = code >> 1 & 3, code & 1
+            magnitude = (1 + low / 2) * 2.0 ** (high - 1) if high else low / 2
+            number = math.ldexp(-magnitude if code & 8 else magnitude, exponent - 127)
+            assert float(found[exponent, code]) == number, (exponent, code)
+    assert found[255].isnan().all()
+
+
+def test_mxfp4_numbers_are_exact_in_bfloat16_if_they_are_in_float32() -> None:
+    """The largest numbers of the exponents 253 and 254 are too large for both, and become infinite in both."""
+    found = every_mxfp4()
+    narrow = found.bfloat16().float()
+    assert torch.equal(narrow[:255], found[:255]) and narrow[255].isnan().all()
+    assert found[:253].isfinite().all()
+    is_infinite = found[253:255].isinf()
+    assert is_infinite.tolist() == [[code & 7 >= first for code in range(16)] for first in (6, 4)]
+    assert (found[0, 1:8] >= 2.0**-128).all(), "the smallest are not zero"
+
+
+def test_mxfp4_packs_the_halves_of_a_group_together() -> None:
+    layer = Mxfp4Linear(nn.Linear(64, 8, bias=False, device="meta"))
+    layer.allocate(CPU)
+    generator = torch.Generator().manual_seed(2)
+    codes = torch.randint(0, 16, (8, 64), generator=generator, dtype=torch.uint8)
+    exponents = torch.randint(120, 130, (8, 2), generator=generator, dtype=torch.uint8)
+    layer.put(codes, exponents)
+    assert layer.packed[3, 21] == codes[3, 37] | codes[3, 53] << 4
+    expected = e2m1(codes) * e8m0(exponents).repeat_interleave(32, 1)
+    assert torch.equal(layer.dequantized(), expected)
+    x = torch.randn(3, 64, generator=generator)
+    assert torch.allclose(layer(x), x @ expected.t())
+    assert layer(x.bfloat16()).dtype == torch.bfloat16

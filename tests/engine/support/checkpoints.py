@@ -238,3 +238,70 @@ def int8_channels(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tenso
 
 
 INT8 = integers_config(8, "int-quantized", strategy="channel", group_size=None)
+
+
+# --- NVFP4 ---------------------------------------------------------------------------------------------------
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def nvfp4(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """Two inputs in a byte, the first in the low bits; a scale for 16 inputs, divided by one for all."""
+    outputs, inputs = matrix.shape
+    divisor = 448 * 6 / matrix.abs().max()
+    largest = matrix.unflatten(1, (-1, 16)).abs().amax(2)
+    scales = (largest / 6 * divisor).to(torch.float8_e4m3fn)
+    packed, meant = torch.zeros(outputs, inputs // 2, dtype=torch.uint8), torch.empty_like(matrix)
+    for output in range(outputs):
+        for place in range(inputs):
+            scale = scales[output, place // 16].float() / divisor
+            wanted = float(matrix[output, place] / scale)
+            code = min(range(8), key=lambda each: abs(E2M1[each] - abs(wanted)))
+            packed[output, place // 2] |= (code | 8 * (wanted < 0)) << 4 * (place % 2)
+            meant[output, place] = E2M1[code] * (-1 if wanted < 0 else 1) * scale
+    tensors = {
+        "weight_packed": packed,
+        "weight_scale": scales,
+        "weight_global_scale": divisor.view(1),
+        "input_global_scale": torch.tensor([31.5]),
+    }
+    return {f"{name}.{key}": value for key, value in tensors.items()}, meant
+
+
+def nvfp4_config(*, rounds_activations: bool = True, **changes: Any) -> dict[str, Any]:
+    """As llm-compressor writes it for NVFP4, or for NVFP4A16."""
+    numbers = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**numbers, "dynamic": False, **changes},
+        "input_activations": {**numbers, "dynamic": "local"} if rounds_activations else None,
+    }
+    return fp8_config(format="nvfp4-pack-quantized", config_groups={"group_0": group})
+
+
+# --- MXFP4 ---------------------------------------------------------------------------------------------------
+
+
+def mxfp4_gpt_oss(directory: Path) -> Checkpoint:
+    """A gpt-oss with random experts in MXFP4, and with what transformers makes of them. Two ranks can share it."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    plain = save_tiny("gpt_oss", directory / "plain", num_attention_heads=8, intermediate_size=192)
+    tensors = load_file(plain / "model.safetensors")
+    blocks_and_scales: Tensors = {}
+    generator = torch.Generator().manual_seed(1)
+    for name in [name for name in tensors if name.endswith((".gate_up_proj", ".down_proj"))]:
+        experts, inputs, outputs = tensors[name].shape
+        size = experts, outputs, inputs // 32
+        blocks = torch.randint(0, 256, (*size, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(120, 126, size, generator=generator, dtype=torch.uint8)
+        blocks_and_scales |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        tensors[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    quantized = directory / "quantized"
+    quantized.mkdir()
+    kept = {name: tensor for name, tensor in tensors.items() if f"{name}_blocks" not in blocks_and_scales}
+    save_file(kept | blocks_and_scales, quantized / "model.safetensors")
+    (quantized / "config.json").write_text((plain / "config.json").read_text())
+    configure(quantized, quant_method="mxfp4", modules_to_not_convert=["lm_head"])
+    return Checkpoint(quantized, plain)

@@ -38,6 +38,7 @@ from engine.kernels.triton.silu import gated_fp8, silu_mul
 from engine.kernels.triton.sum_ranks import sum_add_norm
 from engine.layers.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
 from engine.layers.matrix_stack import MatrixStack
+from engine.layers.mxfp4_linear import Mxfp4Linear
 from engine.model_parts.experts_config import Clamp
 from tests.engine.support.compiled_kernels import compiled, name_of
 from tests.engine.support.paged_kv import Heads, Paged
@@ -107,6 +108,20 @@ def quantized_experts(kind: Callable[[nn.Linear], QuantizedLinear], num_tokens: 
 
 
 INT4 = partial(Int4Linear, group_size=128)
+
+
+def gpt_oss_experts(num_tokens: int, dtype: torch.dtype, inner: int = 2880) -> None:
+    """Launch the expert kernels as for gpt-oss' experts, or a rank's columns of them, but with fewer of them."""
+    hidden, num_experts, per_token = 2880, 8, 4
+    stacks = []
+    for outputs, inputs in ((2 * inner, hidden), (hidden, inner)):
+        with torch.device("meta"):
+            layers = [Mxfp4Linear(nn.Linear(inputs, outputs, bias=False)) for _ in range(num_experts)]
+        stacks.append(MatrixStack(layers, dtype, torch.device("cpu")))
+    chosen, x = torch.zeros(num_tokens, per_token, dtype=torch.int64), torch.zeros(num_tokens, hidden, dtype=dtype)
+    biases = torch.zeros(num_experts, 2 * inner, dtype=dtype), torch.zeros(num_experts, hidden, dtype=dtype)
+    given = x, chosen, torch.zeros(num_tokens, per_token), stacks[0], stacks[1], 0
+    experts_mlp(*given, biases, Clamp(1.702, 7.0))
 
 
 def int4(num_rows: int, dtype: torch.dtype) -> None:
@@ -201,6 +216,8 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         *(partial(quantized_experts, INT4, num_tokens, HALF) for num_tokens in (16, 1024)),
         partial(quantized_experts, Fp8BlockLinear, 1024, BRAIN),
         partial(quantized_experts, Fp8Linear, 16, BRAIN),
+        *(partial(gpt_oss_experts, num_tokens, BRAIN) for num_tokens in (8, 1024)),
+        partial(gpt_oss_experts, 8, HALF),
     ),
     86: (partial(experts, 2048),),
     89: (
@@ -221,6 +238,8 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         *(partial(quantized_experts, kind, 16, BRAIN) for kind in (Fp8BlockLinear, Fp8Linear, INT4)),
         partial(quantized_experts, Fp8BlockLinear, 128, BRAIN),
         *(partial(quantized_experts, kind, 1024, BRAIN) for kind in (Fp8BlockLinear, INT4)),
+        *(partial(gpt_oss_experts, num_tokens, BRAIN) for num_tokens in (8, 64, 1024)),
+        partial(gpt_oss_experts, 8, BRAIN, 1440),
         partial(int4, 16, BRAIN),
         partial(int4, 64, BRAIN),
         partial(operations, BRAIN, BRAIN, 4096, Heads(4, 8, 128)),
@@ -247,6 +266,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(experts, 2048),
         *(partial(quantized_experts, Fp8BlockLinear, num_tokens, BRAIN) for num_tokens in (16, 1024)),
         partial(quantized_experts, INT4, 16, BRAIN),
+        *(partial(gpt_oss_experts, num_tokens, BRAIN) for num_tokens in (8, 1024)),
     ),
 }
 """By compute capability. With these numbers of tokens experts take tiles of each shape.

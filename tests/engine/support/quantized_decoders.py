@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +16,14 @@ from engine.models.decoder import Decoder
 
 def load(directory: Path) -> Decoder:
     return load_decoder(directory, ModelConfig.from_directory(directory), torch.float32, torch.device("cpu"))
+
+
+def load_packed(
+    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, **settings: Any
+) -> Decoder:
+    """Load as `load_decoder` does, with experts in MXFP4 that stay packed, as on a GPU."""
+    config = replace(config, experts=ModelConfig.from_directory(directory).experts)
+    return load_decoder(directory, config, dtype, device, **settings)
 
 
 def layers(decoder: Decoder) -> dict[str, Fp8Linear | Fp8BlockLinear | Int4Linear]:

@@ -178,7 +178,7 @@ def test_as_few_gpus_as_have_the_same_heads_hold_the_model() -> None:
             2,
             r"is 2, but .* is 1 \(tensor_parallel_size is 8.* can be 1, or set .* to 16 or 32$",
         ),
-        ("gpt-oss-20b", 8, 2, "is 2, but layers of this model .* a window or a chunk"),
+        ("gpt-oss-20b", 2, 2, "is 2, but layers of this model .* a window or a chunk"),
     ],
 )
 def test_kv_that_gpus_do_not_share_is_not_divided(model: str, tp: int, cp: int, message: str) -> None:

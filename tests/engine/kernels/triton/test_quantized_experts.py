@@ -16,6 +16,8 @@ from engine.kernels.triton.grouped_gemm import experts_mlp as triton_mlp
 from engine.layers import linear
 from engine.layers.linear import Fp8BlockLinear, Fp8Linear, Int4Linear
 from engine.layers.matrix_stack import MatrixStack
+from engine.layers.mxfp4_linear import Mxfp4Linear
+from engine.model_parts.experts_config import Clamp
 from engine.models.experts import experts_mlp, route
 from tests.engine.support.devices import DEVICE
 
@@ -36,6 +38,7 @@ def drawn(kind: str, matrix: str, generator: torch.Generator, dtype: torch.dtype
         "blocks": Fp8BlockLinear,
         "groups": lambda layer: Int4Linear(layer, group),
         "one group": lambda layer: Int4Linear(layer, group),
+        "mxfp4": Mxfp4Linear,
         "plain": lambda layer: layer,
     }
     layers = [kinds[kind](layer) for layer in plain]
@@ -49,6 +52,10 @@ def drawn(kind: str, matrix: str, generator: torch.Generator, dtype: torch.dtype
             zeros = torch.randint(0, 17, (inputs // group, outputs), generator=generator, dtype=torch.uint8)
             scales = torch.rand(inputs // group, outputs, generator=generator) / (4 * inputs**0.5)
             layer.put(slice(None), codes.to(DEVICE), scales.to(DEVICE), zeros.to(DEVICE))
+        elif isinstance(layer, Mxfp4Linear):
+            codes = torch.randint(0, 16, (outputs, inputs), generator=generator, dtype=torch.uint8)
+            exponents = torch.randint(118, 126, (outputs, inputs // 32), generator=generator, dtype=torch.uint8)
+            layer.put(codes.to(DEVICE), exponents.to(DEVICE))
         elif isinstance(layer, Fp8BlockLinear):
             scales = torch.rand(outputs // 32, inputs // 128, generator=generator).to(DEVICE) / 400 + 1 / 400
             layer.scale.copy_(scales)
@@ -89,6 +96,7 @@ KINDS = [
     ("blocks", "blocks"),
     ("groups", "groups"),
     ("one group", "groups"),
+    ("mxfp4", "mxfp4"),
     ("blocks", "outputs"),
     ("plain", "groups"),
     ("blocks", "plain"),
@@ -109,7 +117,7 @@ def test_experts_are_those_of_their_layers(kinds: tuple[str, str], tokens: int) 
 
 
 @pytest.mark.parametrize(("tokens", "dtype"), [(3, torch.float16), (81, torch.bfloat16)])
-@pytest.mark.parametrize("kinds", KINDS[:3])
+@pytest.mark.parametrize("kinds", [*KINDS[:3], ("mxfp4", "mxfp4")])
 def test_tiles_of_each_size_in_half_the_width(kinds: tuple[str, str], tokens: int, dtype: torch.dtype) -> None:
     """Results are within a few roundings of those in float32. With 81 tokens tiles are large."""
     generator = torch.Generator().manual_seed(2)
@@ -149,7 +157,71 @@ def test_every_number_of_eight_bits_is_widened_exactly(monkeypatch: pytest.Monke
     assert (off <= 1e-6 * expected.norm(dim=1)).all(), "of each, however small"
 
 
-@pytest.mark.parametrize("kind", ["blocks", "groups"])
+def mxfp4(experts: int, outputs: int, inputs: int, exponents: torch.Tensor | None = None) -> Made:
+    """Draw codes and, unless they are given, exponents."""
+    generator = torch.Generator().manual_seed(9)
+    with torch.device("meta"):
+        layers = [Mxfp4Linear(nn.Linear(inputs, outputs, bias=False)) for _ in range(experts)]
+    stack = MatrixStack(layers, torch.float32, DEVICE)
+    for expert, layer in enumerate(layers):
+        codes = torch.randint(0, 16, (outputs, inputs), generator=generator, dtype=torch.uint8)
+        drawn_exponents = torch.randint(118, 126, (outputs, inputs // 32), generator=generator, dtype=torch.uint8)
+        own = drawn_exponents if exponents is None else exponents[expert]
+        layer.put(codes.to(DEVICE), own.to(DEVICE))
+    return stack, torch.stack([layer.dequantized() for layer in layers])
+
+
+def one_by_one(
+    experts: int, inputs: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return rows, their experts and shares, and first matrices, such that second matrices get rows of one 1."""
+    one = torch.eye(inputs, device=DEVICE, dtype=dtype)
+    gate_up = torch.cat((64 * one, one / 64)).expand(experts, -1, -1).contiguous()  # silu(64) is 64
+    chosen = torch.arange(experts, device=DEVICE).repeat_interleave(inputs)[:, None]
+    return one.repeat(experts, 1), chosen, torch.ones(len(chosen), 1, device=DEVICE), gate_up
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_mxfp4_number_is_widened_exactly(dtype: torch.dtype) -> None:
+    """Of all exponents that leave all numbers finite. A device may take those below 2^-126 for zero."""
+    exponents = torch.arange(256, dtype=torch.uint8).clamp(max=252).view(2, 64, 2)
+    down, wide = mxfp4(2, 64, 64, exponents)
+    found = triton_mlp(*one_by_one(2, 64, dtype), down, 0)
+    expected = wide.mT.flatten(0, 1)
+    assert expected.unique().numel() > 1000, "nearly all of them are drawn, of which 1023 differ"
+    assert ((found.float() - expected).abs() < 2**-126).all()
+
+
+def test_an_mxfp4_exponent_of_nan_makes_its_output_nan_and_no_other() -> None:
+    """Nor one of the expert before, whose exponents end where its own begin."""
+    exponents = torch.full((2, 64, 2), 120, dtype=torch.uint8)
+    exponents[1, 5, 0] = 255
+    down, _ = mxfp4(2, 64, 64, exponents)
+    down.tensors["packed"].bitwise_and_(0x77).bitwise_or_(0x11)  # all are positive: infinity would stay infinite
+    gate_up = one_by_one(2, 64, torch.float32)[-1]
+    ones, chosen = torch.ones(2, 64, device=DEVICE), torch.arange(2, device=DEVICE)[:, None]
+    found = triton_mlp(ones, chosen, torch.ones(2, 1, device=DEVICE), gate_up, down, 0)
+    assert found.isnan().nonzero().tolist() == [[1, 5]]
+    layers = [layer for layer in down.layers if isinstance(layer, Mxfp4Linear)]
+    expected = torch.stack([layer.dequantized().sum(1) for layer in layers])
+    assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("tokens", [3, 81])
+def test_clamped_mxfp4_experts_with_biases(tokens: int) -> None:
+    """As gpt-oss has them, with sizes that end within what is multiplied together."""
+    hidden, inner, generator = 96, 160, torch.Generator().manual_seed(10)
+    (gate_up, wide), (down, wide_down) = mxfp4(EXPERTS, 2 * inner, hidden), mxfp4(EXPERTS, hidden, inner)
+    first, second = (torch.randn(EXPERTS, size, generator=generator).to(DEVICE) for size in (2 * inner, hidden))
+    x = torch.randn(tokens, hidden, generator=generator).to(DEVICE)
+    _, chosen, weights = numbers(tokens, 2)
+    rest = 0, (first, second), Clamp(1.702, 2.0)
+    expected = experts_mlp(x, chosen, weights, wide, wide_down, *rest)
+    assert close(triton_mlp(x, chosen, weights, gate_up, down, *rest), expected, 1e-6)
+    assert close(experts_mlp(x, chosen, weights, gate_up, down, *rest), expected, 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["blocks", "groups", "mxfp4"])
 def test_ranks_with_some_experts_each_sum_up_to_all(kind: str) -> None:
     generator = torch.Generator().manual_seed(6)
     stacks = [drawn(kind, name, generator)[0] for name in SIZES]
@@ -170,7 +242,7 @@ def test_ranks_with_some_experts_each_sum_up_to_all(kind: str) -> None:
     assert close(total, by_layers(x, chosen, weights, stacks[0], stacks[1], 0), ROUNDED)
 
 
-@pytest.mark.parametrize("kind", ["outputs", "blocks", "groups"])
+@pytest.mark.parametrize("kind", ["outputs", "blocks", "groups", "mxfp4"])
 def test_a_broken_row_breaks_no_other(kind: str) -> None:
     generator = torch.Generator().manual_seed(7)
     (gate_up, _), (down, _) = (drawn(kind, name, generator) for name in SIZES)
