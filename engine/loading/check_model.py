@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-import torch
-
 from engine.gguf.files import SUFFIX
 from engine.loading.model_settings import check_encoder_settings, check_recurrent, max_model_len
 from engine.loading.unused_tensors import unused_encoder_tensors, unused_tensors
@@ -72,6 +70,17 @@ def _check_files(config: EngineConfig, directory: Path) -> None:
     load_tokenizer(directory)
 
 
+def _device(config: EngineConfig) -> str:
+    """Return "cpu" or "cuda", without importing torch where no driver is loaded."""
+    if config.device != "auto":
+        return config.device.partition(":")[0]
+    if not Path("/dev/nvidiactl").exists():
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _check_settings(config: EngineConfig, directory: Path) -> tuple[ModelConfig | EncoderConfig, tuple[Task, ...]]:
     facts = model_facts(directory)
     facts.unused_keys.check(facts.architecture, config.ignored_config_keys)
@@ -79,8 +88,7 @@ def _check_settings(config: EngineConfig, directory: Path) -> tuple[ModelConfig 
     if isinstance(facts, EncoderConfig):
         check_encoder_settings(config, facts)
     else:
-        is_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
-        facts = facts.on("cpu" if is_cpu else "cuda")
+        facts = facts.on(_device(config))
         max_model_len(config, facts)
         check_recurrent(config, facts)
         check_divides(facts, config.tensor_parallel_size, config.expert_parallel)

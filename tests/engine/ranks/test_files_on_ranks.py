@@ -103,7 +103,7 @@ def test_files_of_the_ranks_are_continued_after_a_restart_and_by_another_engine(
     assert not list(directory.glob("**/*.part"))
 
 
-@pytest.mark.parametrize("layout", [TWO_RANKS, TWO_STAGES, PARTS], ids=str)
+@pytest.mark.parametrize("layout", [TWO_RANKS, TWO_STAGES], ids=str)
 def test_pages_in_host_memory_come_back_on_every_rank(model: Path, directory: Path, layout: Layout) -> None:
     with engine_on(model, directory, layout) as engine:
         assert right(model, answers(engine))
