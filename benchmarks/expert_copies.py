@@ -57,7 +57,7 @@ def counted(tokens: Tokens, num_experts: int) -> list[int]:
 
 
 def imbalance(counts: Sequence[int], placement: list[list[int]]) -> float:
-    """Return the tokens of the busiest rank over the mean of the ranks."""
+    """Return the tokens of the busiest rank, divided by the mean of all ranks."""
     return busiest(counts, placement) * len(placement) / sum(counts)
 
 

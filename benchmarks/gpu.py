@@ -81,7 +81,7 @@ _CHECKS = ("attention", "operations", "sampler", "experts")
 _START_S = 120.0
 """Seconds for a process to import torch, from a cold disk too."""
 _TINY_PATIENCE = 10
-"""Times as long may toy sizes take: a CPU is slow, and others use it too."""
+"""How many times as long toy sizes may take: CPUs are slow, and other programs use them, too."""
 _WRITE_S = 1.0
 """Seconds of the budget reserved for writing."""
 

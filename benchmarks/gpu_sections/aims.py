@@ -91,7 +91,7 @@ class StepModel:
         return sum(gap * kind.of(self.num_layers) for gap, kind in zip(self.gaps, kinds, strict=True))
 
     def prefill(self, length: int, backend: str = OURS) -> Prefill:
-        """Return the seconds of a prompt alone, nothing of which is cached, with a backend for prompts."""
+        """Return the seconds of a prompt alone, of which no token is cached, with a backend for prompts."""
         steps = -(-length // FULL.max_step_tokens)
         operations = 4 * self.limits.size.attention_width
         rate = self.limits.rates.matmul

@@ -5,8 +5,8 @@
     sampler    the graph that chooses tokens
     gap        what is left of the step: the device waits for the host
 
-No profiler watches, because it would make each kernel wait for the one before. Products and attention are
-recorded in graphs of their own, without the kernels between them.
+All of it is timed without a profiler, which would make each kernel wait for the one before. Products have a graph
+of their own, and so has attention, without the kernels between them.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Child:
     def _long(self) -> Iterator[Measurement]:
         work = self._work
         room = work.long + work.long_decoded + 64
-        # The rows have the same context, but each reads its own KV.
+        # All rows have the same context, whose KV cascade attention would read once for all of them.
         yield from self._new_runs(max_model_len=room, cascade_attention="off").long()
 
     def _decode(self) -> Iterator[Measurement]:

@@ -29,7 +29,7 @@ class Trace:
     cached: list[int]
     """Prompt tokens that were found in the cache."""
     arrived: list[float]
-    """When each request was submitted."""
+    """The time at which each request was submitted."""
     steps: list[tuple[float, int]] = field(default_factory=list)
     """When a step's tokens came, and how many."""
 

@@ -130,7 +130,7 @@ def _by_deep_gemm(
     rates: Rates,
     generator: torch.Generator,
 ) -> Iterator[Measurement]:
-    """Yield lines of both products, without what is between them. Kernels of the package compile at first use."""
+    """Yield lines of both products, without the activation between them. The package compiles at first use."""
     what, device = f"experts' products{kind.name}", generator.device
     for tokens in mixture.tokens[2:]:
         x = torch.randn(tokens, mixture.hidden, generator=generator, device=device).to(torch.bfloat16)

@@ -54,7 +54,7 @@ class Grouped(NamedTuple):
 def deep_gemm(
     x: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, *, is_fp8: bool
 ) -> Grouped:
-    """Return both products of each token with its experts, without what is between them.
+    """Return both products of each token with its experts, without the activation between them.
 
     x: [N, hidden]; chosen: [N, per_token]; gate_up: [experts, 2 * inner, hidden]; down: [experts, hidden, inner].
     Rows are sorted by expert, and padded as DeepGEMM wants it. Raises ImportError without the package.

@@ -88,7 +88,7 @@ class Limits:
         return max(operations / self.rates.matmul, reading) + kv
 
     def prefills(self, lengths: Sequence[int]) -> float:
-        """Prompts one after another, nothing of which is cached."""
+        """Prompts one after another, of which no token is cached."""
         return sum(self.prefill(0, length) for length in lengths)
 
     def offline(self, prompts: Sequence[int], outputs: Sequence[int]) -> float:

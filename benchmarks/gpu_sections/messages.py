@@ -24,7 +24,7 @@ class Measurement:
     limit_share: float | None = None
     """The least time that the machine needs at the rates that were measured, over the time that it took."""
     sheet_share: float | None = None
-    """The same at the rates of the GPU's data sheet."""
+    """The least time by the rates of the GPU's data sheet, over the time that it took."""
     aim: float | None = None
     """Target of `limit_share` on an H200."""
     passed: bool | None = None

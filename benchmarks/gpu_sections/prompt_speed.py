@@ -68,7 +68,7 @@ class PromptSpeed(KernelSpeed):
                 yield self._prompt(name, make, page_size, (rows, start, new))
 
     def _way(self, by: str, page_size: int) -> Callable[[Case], Call] | str:
-        """Return how a case is computed, or why it cannot be."""
+        """Return the function that computes a case, or the reason why there is none."""
         if by == _FA3:
             return flash_attention_3
         shape = replace(self._shape, page_size=page_size)

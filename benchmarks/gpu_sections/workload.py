@@ -36,7 +36,7 @@ class Workload:
     shortest: int = 100
     longest: int = 1024
     anatomy: tuple[int, ...] = (1, 8, 32, 128, 256)
-    """Rows of the steps that are taken apart."""
+    """Rows of the decode steps whose parts (products, attention, sampling) are timed one by one."""
     burst: int = 16
     """Prompts that come together."""
     burst_length: int = 1024

@@ -51,7 +51,8 @@ class ContextParallelAttention:
         """`choose` returns a backend for a shape; `shape` is this rank's, with the page size of the whole group.
         `ring_tokens`: the tokens of a row from which on KV goes round.
         """
-        self._shape, self._group, self._ring_tokens = shape, group, ring_tokens
+        self._group, self._ring_tokens = group, ring_tokens
+        self._divided = _Divided(shape.page_size, group.size, group.rank)
         part = replace(shape, page_size=shape.page_size // group.size, needs_sums=True)
         self._own = choose(part)
         self._all_heads = choose(replace(part, num_heads=shape.num_heads * group.size))
@@ -65,9 +66,8 @@ class ContextParallelAttention:
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
         """Prepare the parts. Positions of other ranks are stored in the page after the null page, never read."""
-        divided = _Divided(self._shape.page_size, self._group.size, self._group.rank)
         return ContextParallelStep(
-            self._own, self._all_heads, self._group, divided, batch, null_page, self._ring_tokens
+            self._own, self._all_heads, self._group, self._divided, batch, null_page, self._ring_tokens
         )
 
 
@@ -179,7 +179,7 @@ class _Asked:
         self._step = _with_sums(all_heads.prepare(batch, null_page))
 
     def attend(self, pages: torch.Tensor, query: torch.Tensor, scales: KVScales) -> Part:
-        """Return the results of these rows' tokens for this rank's heads; `query`: those of all tokens."""
+        """Return the results of these rows' tokens for this rank's heads. `query` has all tokens of the step."""
         query, size = self.rows.of_tokens(query), self._group.size
         asked = self._group.gathered(query).transpose(0, 1).flatten(1, 2)
         results, sums = self._step.attend_with_sums(pages, asked, scales)
@@ -200,7 +200,7 @@ class _New:
         numbers: Sequence[int],
     ) -> None:
         """`stored`: the slot of each of the step's tokens in the layer's pages."""
-        self.rows, self._stored, self._page_size = _Rows(batch, all_rows, numbers), stored, page_size
+        self.rows, self._stored = _Rows(batch, all_rows, numbers), stored
         # The pages of a row hold only its tokens. Single tokens, which are not read here, are packed.
         counts = [row.num_tokens for row in self.rows.rows]
         sizes = [-(-count // page_size) for count in counts]
