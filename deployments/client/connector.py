@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 from collections import Counter
@@ -42,6 +43,12 @@ class Connector:
         """The fleet's version to which all connections belong; None while some must be closed or opened."""
         self._short_of: int | None = None
         """Size of the fleet that needs more open files than allowed; None when there are enough."""
+        self._next_turn: asyncio.Handle | None = None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether later turns of the event loop connect to further replicas."""
+        return self._next_turn is not None
 
     def counts(self) -> Counter[str]:
         """Return the counts of all connections, including closed ones."""
@@ -50,14 +57,17 @@ class Connector:
             counts.update(connection.counts)
         return counts
 
-    def sync(self) -> bool:
+    def sync(self) -> None:
         """Connect to new replicas; disconnect from those that are gone once their last stream has ended.
 
-        Return whether there are more to connect to, in a later turn of the event loop. O(1) if no replica has
-        come, gone or moved.
+        Later turns of the event loop connect to what exceeds `TURN_CONNECTIONS`; calls meanwhile add nothing to a
+        turn. O(1) if no replica has come, gone or moved.
         """
-        if self._synced_version == (version := self._dispatch.fleet.version):
-            return False
+        if self._next_turn is None and self._synced_version != self._dispatch.fleet.version:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        self._next_turn, version = None, self._dispatch.fleet.version
         addresses = self._dispatch.fleet.addresses()
         leaving = [
             replica
@@ -70,14 +80,16 @@ class Connector:
                 self._disconnect(replica)
         new = [address for replica, address in addresses.items() if replica not in self._connections]
         is_complete = self._connect_to(new[:TURN_CONNECTIONS], len(addresses))
-        has_more = is_complete and len(new) > TURN_CONNECTIONS
-        if is_complete and not has_more:
+        if is_complete and len(new) > TURN_CONNECTIONS:
+            self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
+        elif is_complete:
             self._short_of = None
-        self._synced_version = version if is_complete and not has_more and not in_use else None
-        return has_more
+        self._synced_version = version if is_complete and not self.has_more and not in_use else None
 
     def close(self) -> None:
-        """End all connections."""
+        """End all connections, and make no more."""
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         for replica in list(self._connections):
             self._disconnect(replica)
 

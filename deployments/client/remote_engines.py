@@ -111,9 +111,10 @@ class RemoteEngines:
         loop = asyncio.get_running_loop()
         keep = self._hand_overs.keep
         self.placer.on_departed = lambda replica, prefixes: _call_soon(loop, lambda: keep(replica, prefixes))
-        self._unsubscribe = self.fleet.subscribe(lambda: _call_soon(loop, self._sync))
+        self._unsubscribe = self.fleet.subscribe(lambda: _call_soon(loop, self._connector.sync))
         self._ticker = asyncio.create_task(self._tick_forever())
-        while self._connector.sync():
+        self._connector.sync()
+        while self._connector.has_more:
             await asyncio.sleep(0)
 
     async def wait_for_prefixes(self, timeout_s: float) -> bool:
@@ -427,11 +428,6 @@ class RemoteEngines:
             self._open_link,
         )
 
-    def _sync(self) -> None:
-        """Connect to new replicas, a few in each turn of the event loop."""
-        if self._connector.sync():
-            asyncio.get_running_loop().call_soon(self._sync)
-
     def _watch(self, replica: str) -> Watch | None:
         if self._watcher is None:
             return None
@@ -462,7 +458,7 @@ class RemoteEngines:
             *ticks,
             *repeats,
             partial(self._hand_overs.tick, now),
-            self._sync,
+            self._connector.sync,
             partial(self._tell_backlog, now),
         ]
 
