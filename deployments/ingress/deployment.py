@@ -123,6 +123,7 @@ class Ingress:
         self._user_config: Mapping[str, Any] | None = None
         self._level = LiveLevel()
         self._refuses_settings = False
+        self._serves = False
         self._pushers = [
             MetricsPusher(hub, process, snapshot, mirror_to_ray=args.metrics.ray)
             for process, snapshot in snapshots.items()
@@ -185,7 +186,11 @@ class Ingress:
             await self._take_over(args)
         self._user_config = asked
         if is_first:
-            await self._open()
+            try:
+                await self._open()
+            except Exception as error:
+                logger.error("this ingress cannot begin to serve: %s", error)  # the caller may be gone
+                raise
         else:
             logger.info("new requests use the new settings of user_config")
 
@@ -217,6 +222,16 @@ class Ingress:
         self._lag.start()
         if self._batches is not None:
             self._batches.start()
+        self._serves = True
+
+    async def check_health(self) -> None:
+        """Raise RuntimeError if this ingress could not begin to serve; Serve then replaces it.
+
+        The controller that started it hears of the failure, but may die. The next controller takes an ingress
+        as started once Serve has its application, and asks only this.
+        """
+        if not self._serves:
+            raise RuntimeError("this ingress could not begin to serve; its log says why")
 
     async def generate_many(
         self,

@@ -7,6 +7,7 @@ import contextlib
 import resource
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 
 import httpx
 import psutil
@@ -198,6 +199,48 @@ def test_an_engine_that_gets_no_memory_is_left_and_replaced(service: Service, ap
 
     asyncio.run(scenario())
     check_counts(service)
+
+
+def test_an_ingress_that_could_not_begin_to_serve_is_replaced_by_the_next_controller(
+    service: Service, app: App
+) -> None:
+    """The controller that started it is gone before it hears of the failure."""
+
+    async def fails_to_begin(logs: set[Path]) -> bool:
+        """Stop the controller while a new ingress starts; whether the start fails before it has answered."""
+
+        def new_log() -> str:
+            return "".join(log.read_text() for log in ingress_logs() - logs)
+
+        assert await app.until(lambda: "updated replicas for Deployment(name='EngineReplica'" in new_log(), PATIENCE_S)
+        app.send(app.controllers()[0], signal.SIGSTOP)
+        assert await app.until(lambda: "cannot begin to serve" in new_log() or "the API is at" in new_log(), PATIENCE_S)
+        return "cannot begin to serve" in new_log()
+
+    async def scenario() -> None:
+        for _ in range(10):
+            logs, controller = ingress_logs(), app.controllers()[0]
+            app.send(app.ingresses()[0], signal.SIGKILL)
+            if await fails_to_begin(logs):
+                break
+            app.send(controller, signal.SIGCONT)
+            assert await app.until(app.is_whole, PATIENCE_S)
+        else:
+            pytest.fail("each new ingress served before its controller was stopped")
+        deaf = app.ingresses()
+        app.send(controller, signal.SIGKILL)
+        await check_recovery(app)
+        assert not set(deaf) & set(app.ingresses())
+
+    asyncio.run(scenario())
+
+
+def ingress_logs() -> set[Path]:
+    """The logs of all ingresses that Serve has started for the session's application."""
+    import ray
+
+    node = ray._private.worker.global_worker.node
+    return set(Path(node.get_logs_dir_path(), "serve").glob("replica_raydix_Ingress_*.log"))
 
 
 async def num_resumed(app: App, **labels: str) -> float:
