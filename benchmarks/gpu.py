@@ -70,6 +70,12 @@ SECTIONS: dict[str, Share] = {
     "long": Share(30, 60),
     "compiled": Share(30, 75),
     "server": Share(60, 150),
+    "second_gpu": Share(20, 45),
+    "links": Share(15, 45),
+    "tensor_ranks": Share(25, 60),
+    "stages": Share(25, 60),
+    "context_ranks": Share(25, 60),
+    "expert_ranks": Share(30, 75),
     "transformers": Share(40, 110),
     "vllm": Share(90, 240),
     "sglang": Share(90, 240),
@@ -77,6 +83,11 @@ SECTIONS: dict[str, Share] = {
 _MODEL_SECTIONS = ("decode", "anatomy", "prefill", "offline", "prefix")
 _CLOSER = ("llama-3.1-8b", "tiny")
 """Models whose starts are timed, and whose decodes are measured with eight bits too."""
+_FOR_PLANS = (
+    *("proofs", "ranks", "server", "second_gpu", "links"),
+    *("tensor_ranks", "stages", "context_ranks", "expert_ranks"),
+)
+"""Sections that run only in plans, or if they are named: they need more than one GPU and what computes there."""
 _CHECKS = ("attention", "operations", "sampler", "experts")
 _START_S = 120.0
 """Seconds for a process to import torch, from a cold disk too."""
@@ -99,7 +110,7 @@ class Job(NamedTuple):
 
 def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
     """Yield the jobs after the measurement of the machine, the most important first."""
-    wanted = [section for section in SECTIONS if section in (only or SECTIONS)]
+    wanted = [section for section in SECTIONS if (section in only if only else section not in _FOR_PLANS)]
     checks, engine = (tuple(s for s in wanted if s in some) for some in (_CHECKS, _MODEL_SECTIONS))
     if checks:
         yield Job(checks)
@@ -112,9 +123,10 @@ def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
     yield from (Job((section,)) for section in ("speed", "prompts") if section in wanted)
     for section in ("fp8_kv", "fp8_weights", "mixed", "long", "compiled"):
         yield from (Job((section,), model) for model in closer if section in wanted)
-    yield from (Job((section,)) for section in ("check_mixture", "proofs", "ranks") if section in wanted)
-    if "server" in wanted:
-        yield Job(("server",), _06B)
+    if "check_mixture" in wanted:
+        yield Job(("check_mixture",))
+    named = {section: job for plan in PLANS.values() for job in plan.jobs for section in job.sections}
+    yield from (named[section] for section in wanted if section in _FOR_PLANS)
     for section in PEERS:
         yield from (Job((section,), model) for model in models if section in wanted)
 
@@ -159,8 +171,22 @@ PLANS: dict[str, Plan] = {
             Job(("compiled",), _8B),
         ),
     ),
+    "several": Plan(
+        360,
+        (
+            Job(("ranks",)),
+            Job(("second_gpu",)),
+            Job(("links",)),
+            Job(("tensor_ranks",), _8B),
+            Job(("stages",), _8B),
+            Job(("expert_ranks",), _30B),
+            Job(("context_ranks",), _8B),
+        ),
+    ),
 }
-"""What the first runs on a GPU answer: whether all is right and where time goes, then a server and others."""
+"""What the first runs on a GPU answer: whether all is right and where time goes, then a server and others; and on
+several GPUs, whether all is right and how fast.
+"""
 
 
 class Run:

@@ -22,7 +22,7 @@ import torch
 from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
 from benchmarks.gpu_sections.messages import PEERS, Inapplicable, Measurement, Teller
 from benchmarks.gpu_sections.shapes import MIXTURES, MODELS, SMALL, Size
-from benchmarks.gpu_sections.workload import EIGHT_BITS, FULL, MIXTURE, TINY
+from benchmarks.gpu_sections.workload import EIGHT_BITS, FULL, MIXTURE, SEVERAL, TINY
 from engine.settings.config import GPU_DEFAULTS
 
 _UNKNOWN = Rates(1.0, 1.0)
@@ -228,6 +228,44 @@ class Child:
         for part in (runs.decode, runs.prefill):
             for line in part():
                 yield replace(line, what=f"{line.what}, {name}", aim=None)
+
+    def _links(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.several_gpus import links
+
+        yield from links(self._device)
+
+    def _second_gpu(self) -> Iterator[Measurement]:
+        """The checks of an engine on another GPU than the first, which kernels must not take for granted."""
+        from benchmarks.gpu_sections.several_gpus import require_several
+
+        require_several(self._device)
+        device = "cpu" if self._is_tiny else "cuda:1"
+        for line in self._checked(SMALL["tiny" if self._is_tiny else "check"], device=device):
+            yield replace(line, what=f"{line.what}, on {device}")
+
+    def _tensor_ranks(self) -> Iterator[Measurement]:
+        yield from self._on_ranks(self._raw, tensor_parallel_size=2)
+
+    def _stages(self) -> Iterator[Measurement]:
+        yield from self._on_ranks(self._raw, pipeline_parallel_size=2)
+
+    def _context_ranks(self) -> Iterator[Measurement]:
+        """With one KV head, which both ranks need, so that they divide its positions."""
+        one_head = {**self._raw, "num_key_value_heads": 1}
+        yield from self._on_ranks(one_head, tensor_parallel_size=2, context_parallel_size=2)
+
+    def _expert_ranks(self) -> Iterator[Measurement]:
+        raw = SMALL["tiny mixture"] if self._is_tiny else self._raw
+        yield from self._on_ranks(raw, tensor_parallel_size=2, expert_parallel=True)
+
+    def _on_ranks(self, raw: Mapping[str, Any], **sizes: Any) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.several_gpus import on_ranks, require_several
+
+        require_several(self._device)
+        work = self._work if self._is_tiny else SEVERAL
+        settings = self._settings() | {"threads": 1 if self._is_tiny else None}
+        given = self._require_rates(), self._bytes(), work, self._directory
+        yield from on_ranks(self._model, raw, settings, sizes, *given)
 
     def _settings(self) -> dict[str, Any]:
         """The defaults of servers on GPUs, but for the asked ones, and smaller ones where all is tiny."""

@@ -68,11 +68,18 @@ class Runs:
         return replace(line, what=f"{line.what}, top-p 0.9", aim=None)
 
     def decoded(self, rows: int, trace: Trace, context: int | None = None) -> Measurement:
-        """Return the time of steps in which all rows decode after so much context, by default the workload's."""
-        together = [at for at, tokens in trace.steps if tokens == rows][_WARM_STEPS:]
+        """Return the time of a token of each row, while all rows decode after so much context, by default the
+        workload's. In a pipeline, a step has some of the rows.
+        """
+        parts = self._engine.config.num_micro_batches
+        together = [step for step in trace.steps if step[1] == rows]
+        if parts > 1:  # until rows end, which is in the last steps
+            together = [step for step in trace.steps if step[0] > max(trace.first)][:-parts]
+        together = together[_WARM_STEPS:]
         if len(together) < 2:
             return self._line(f"decode, {rows} rows", note="left out: its rows never decoded together")
-        step = (together[-1] - together[0]) / (len(together) - 1)
+        taken = together[-1][0] - together[0][0]
+        step = rows * taken / sum(tokens for _, tokens in together[1:])
         what = f"decode, {rows} row{'s' * (rows > 1)}"
         least = partial(Limits.decode, rows=rows, kv_tokens=rows * (context or self._work.context))
         return self._line(what, tokens_per_s=rows / step, seconds=step, least=least)

@@ -14,10 +14,11 @@ import torch
 from engine.layers.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
 from engine.layers.mxfp4_linear import Mxfp4Linear
 from engine.loading.load_model import load_model
+from engine.loading.stage_decoder import keep_own, leave_out_others
 from engine.loading.weights import allocate, plan_loading
 from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.parallel.collective import ALONE
+from engine.parallel.collective import ALONE, Collective
 from engine.program.engine import Engine, thread_of_gpu
 from engine.runner.model_runner import ModelRunner
 from engine.settings.config import EngineConfig
@@ -37,15 +38,25 @@ def attention_of(engine: Engine) -> str:
 
 
 def random_decoder(
-    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, fp8: bool = False, **_: Any
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    fp8: bool = False,
+    ranks: Collective = ALONE,
+    **_: Any,
 ) -> Decoder:
     """A decoder whose activations stay about 1 in size, whatever its shape; the same one in every run. With `fp8`
-    the layers' matrices are rounded to eight bits; those that `config` says are quantized are drawn so.
+    the layers' matrices are rounded to eight bits; those that `config` says are quantized are drawn so. Of several
+    `ranks` each draws its own share, which is no part of one model.
 
     Matrices are drawn with a deviation of inputs ** -0.5, so that each keeps the size of what it gets, which a
     norm has brought to 1; what layers add to the stream grows with the root of their number.
     """
-    decoder, _targets, _groups = plan_loading(config, ALONE, {}, config.weight_format)
+    decoder, _targets, _groups = plan_loading(config, ranks, {}, config.weight_format)
+    if ranks.stage.count > 1:
+        leave_out_others(decoder, ranks.stage)
     allocate(decoder, partial(torch.empty, device=device), dtype)
     generator = torch.Generator(device).manual_seed(0)
     for module in decoder.modules():
@@ -61,6 +72,8 @@ def random_decoder(
             for name, child in module.named_children():
                 if isinstance(child, torch.nn.Linear):
                     setattr(module, name, _rounded(child, device))
+    if ranks.stage.count > 1:
+        keep_own(decoder, ranks.stage)
     return decoder.eval()
 
 

@@ -78,6 +78,7 @@ FULL = Workload()
 MIXTURE = replace(FULL, batches=(1, 32, 128), prefills=(4096,))
 """For a model that is slow to measure."""
 EIGHT_BITS = replace(FULL, batches=(1, 32, 128, 256), prefills=(8192,))
+SEVERAL = replace(FULL, batches=(1, 32, 128), prefills=(8192,))
 TINY = Workload(
     batches=(1, 3),
     context=40,

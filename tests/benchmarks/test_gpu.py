@@ -53,9 +53,6 @@ def test_it_runs_where_only_torch_triton_and_transformers_are_installed(tmp_path
     assert found["left_out"] == {
         "tiny vllm": "it is not installed",
         "tiny sglang": "it is not installed",
-        "proofs": "pytest and hypothesis not installed",
-        "ranks": "pytest and hypothesis not installed",
-        "tiny server": "ray, psutil, httpx, fastapi not installed",
     }
     assert "everything: " in ended.stdout and "checks: " in ended.stdout
     checks = [line for line in found["measurements"] if line["passed"] is not None]
@@ -285,7 +282,13 @@ def test_only_the_requested_jobs_run() -> None:
         ("cuda_graphs", "off"),
     ]
     everything = [section for job in jobs(["llama-3.1-8b"], []) for section in job.sections]
-    assert {*everything, "machine"} == set(gpu.SECTIONS)
+    planned = [section for plan in gpu.PLANS.values() for job in plan.jobs for section in job.sections]
+    assert {*everything, *planned, "machine"} == set(gpu.SECTIONS)
+    assert "server" not in everything
+    assert [(job.model, job.sections) for job in jobs(["a"], ["server", "links"])] == [
+        ("qwen3-0.6b", ("server",)),
+        ("", ("links",)),
+    ]
     for wrong in (["--only", "decodes"], ["--models", "gpt"], ["--minutes", "0"], ["--set", "page_size"]):
         with pytest.raises(SystemExit):
             parse_args(wrong)

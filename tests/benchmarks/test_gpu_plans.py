@@ -30,6 +30,7 @@ from benchmarks.gpu_sections.messages import Inapplicable, Measurement
 from benchmarks.gpu_sections.random_model import load_engine
 from benchmarks.gpu_sections.report import Report
 from benchmarks.gpu_sections.server_run import Burst, Load, server
+from benchmarks.gpu_sections.several_gpus import links, on_ranks
 from benchmarks.gpu_sections.shapes import MIXTURES, MODELS, SMALL, Size
 from benchmarks.gpu_sections.workload import TINY
 from benchmarks.peers import servers
@@ -213,6 +214,28 @@ def test_prompts_can_come_while_others_decode(tmp_path: Path) -> None:
     assert trace.arrived[2] >= trace.steps[4][0] > trace.arrived[1]
     assert trace.first[2] > trace.arrived[2]
     assert trace.tokens == drive(engine, prompts, [12, 12, 2]).tokens
+
+
+@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
+def test_ranks_of_random_weights_decode_and_compute_prompts(sizes: dict[str, int], tmp_path: Path) -> None:
+    """In a pipeline, each step has some of the rows."""
+    settings = {"device": "cpu", "kv_pages": 64, "max_model_len": 256, "max_running": 64, "max_step_tokens": 64}
+    beyond_any_cpu = Rates(1e15, 1e15)
+    given = settings | {"threads": 1}, sizes, beyond_any_cpu, Bytes(4, 4, 4), TINY, tmp_path
+    lines = {line.what: line for line in on_ranks("tiny", SMALL["tiny"], *given)}
+    [(name, size)] = sizes.items()
+    for what in ("decode, 1 row", "decode, 3 rows", "prefill, 96"):
+        line = lines[f"{what}, {name} {size}"]
+        assert line.tokens_per_s and line.limit_share and 0 < line.limit_share < 1, line
+
+
+def test_sums_over_processes_are_timed_for_each_size() -> None:
+    lines = list(links(CPU))
+    assert [(line.what, line.by) for line in lines] == [
+        ("sum of 8 KiB over 2 ranks", "gloo"),
+        ("sum of 64 KiB over 2 ranks", "gloo"),
+    ]
+    assert all(line.ms for line in lines)
 
 
 def test_tests_are_told_one_by_one_with_their_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

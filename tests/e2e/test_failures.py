@@ -212,9 +212,13 @@ def test_an_ingress_that_could_not_begin_to_serve_is_replaced_by_the_next_contro
         def new_log() -> str:
             return "".join(log.read_text() for log in ingress_logs() - logs)
 
-        assert await app.until(lambda: "updated replicas for Deployment(name='EngineReplica'" in new_log(), PATIENCE_S)
+        assert await app.until(
+            lambda: "updated replicas for Deployment(name='EngineReplica'" in new_log(), PATIENCE_S
+        )
         app.send(app.controllers()[0], signal.SIGSTOP)
-        assert await app.until(lambda: "cannot begin to serve" in new_log() or "the API is at" in new_log(), PATIENCE_S)
+        assert await app.until(
+            lambda: "cannot begin to serve" in new_log() or "the API is at" in new_log(), PATIENCE_S
+        )
         return "cannot begin to serve" in new_log()
 
     async def scenario() -> None:

@@ -389,6 +389,20 @@ def test_ranks_give_the_tokens_of_one(kind: str, tmp_path: Path, caplog: pytest.
         assert "NCCL computes all sums" not in caplog.text
 
 
+@pytest.mark.usefixtures("recordings", "nccl_in_one_host")
+@pytest.mark.parametrize("kind", ["one-shot sums", "stages"])
+def test_a_rank_that_is_late_changes_no_token(kind: str, tmp_path: Path) -> None:
+    """The first one, on GPUs: the other must wait inside its kernels, and keep what the first has not read."""
+    family, layout, settings = RANKS[kind]
+    model = save_tiny(family, tmp_path, num_attention_heads=8, num_key_value_heads=2)
+    sizes: dict[str, Any] = {"device": DEVICE.type, "dtype": "float32", "max_model_len": 128, **settings}
+    params, launcher = SamplingParams(temperature=0, max_tokens=40), processes() if ON_GPU else Threads()
+    alone, _ = run_on_ranks(model, 1, PROMPTS, params, cuda_graphs="off", **sizes)
+    with late_steps():
+        shared, _ = run_on_ranks(model, layout, PROMPTS, params, launcher, cuda_graphs=GRAPHS, **sizes)
+    assert tokens_of_each(shared) == tokens_of_each(alone)
+
+
 @pytest.mark.usefixtures("nccl_in_one_host")
 @pytest.mark.parametrize("kind", ["one-shot sums", "stages"])
 def test_a_rank_that_is_killed_ends_its_engine(kind: str, tmp_path: Path) -> None:
