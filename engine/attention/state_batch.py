@@ -50,6 +50,11 @@ class StateBatch:
     """All other rows."""
 
     @classmethod
+    def of_decodes(cls, slots: torch.Tensor) -> StateBatch:
+        """Return the batch of rows that all advance by one token, each in its slot, int64 [D]."""
+        return cls(torch.arange(len(slots), device=slots.device), slots, slots, ())
+
+    @classmethod
     def from_chunks(cls, chunks: Sequence[Chunk], null_slot: int, device: torch.device) -> StateBatch:
         """Build the batch of a plan's chunks. A chunk without a `StateStep`, in steps outside of a scheduler, uses
         slot 0.

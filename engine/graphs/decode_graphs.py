@@ -99,13 +99,16 @@ class DecodeGraphs:
         device: torch.device,
         capture: Capture,
         grammars: GrammarMasks | None = None,
+        *,
+        has_states: bool = False,
     ) -> None:
         """`sample` chooses the tokens of steps in which some row needs more than a temperature and, with
-        `grammars`, a mask.
+        `grammars`, a mask. `has_states`: whether the model has recurrent layers.
         """
         self._decode, self._choose, self._sample, self._layout = decode, choose, sample, layout
         self._book = RowAssigner(layout)
-        self._rows = DeviceRows(layout, device)
+        self._rows = DeviceRows(layout, device, has_states=has_states)
+        self._has_states = has_states
         self._logits = torch.zeros(layout.max_rows, vocab_size, dtype=torch.float32, device=device)
         self._sizes = sizes
         self._forwards = StepGraphs(sizes.all, self._forward, capture)
@@ -134,13 +137,16 @@ class DecodeGraphs:
     def place(self, plan: StepPlan, places: Places) -> GraphStep | None:
         """Assign rows to the plan's chunks and update `places`; None when no graph can run the step.
 
-        Graphs run steps in which every request computes one token and samples one.
+        Graphs run steps in which every request computes one token and samples one, and its recurrent state, in
+        models that have one, advances by it where it is.
         """
         chunks = plan.chunks
         if not chunks or plan.num_tokens > len(chunks):
             return None
         size = self._sizes.of(len(chunks), max(chunk.start for chunk in chunks) + 1)
         if size is None or not all(chunk.samples and fits_forward(chunk) for chunk in chunks):
+            return None
+        if self._has_states and (plan.states_out or plan.states_in or not all(map(_stays_in_slot, chunks))):
             return None
         if self._is_broken:
             self._book.forget()
@@ -233,6 +239,12 @@ class DecodeGraphs:
         assert self._masks is not None
         self._masks.apply(self._logits[:count])
         self._choose_all(count, cuts=True)
+
+
+def _stays_in_slot(chunk: Chunk) -> bool:
+    """Whether a recurrent state advances by one token in its slot, and is kept nowhere else."""
+    use = chunk.state
+    return use is not None and use.source == use.target and not use.num_missing and not use.borders
 
 
 def _tails(pairs: Sequence[tuple[Chunk, int]], before: dict[str, int]) -> list[int | None]:

@@ -8,6 +8,7 @@ import torch
 
 from engine.attention.batch import AttentionBatch
 from engine.attention.pinned import on_device
+from engine.attention.state_batch import StateBatch
 from engine.graphs.row_assignment import (
     IN_USE,
     INVERSE,
@@ -15,6 +16,7 @@ from engine.graphs.row_assignment import (
     NUM_PROMPT,
     POSITION,
     SEED,
+    STATE,
     TABLE,
     TOKEN,
     TOP_K,
@@ -32,7 +34,8 @@ class DeviceRows:
     the KV that they have just written to the page of empty rows.
     """
 
-    def __init__(self, layout: RowLayout, device: torch.device) -> None:
+    def __init__(self, layout: RowLayout, device: torch.device, *, has_states: bool = False) -> None:
+        """`has_states`: whether the model has recurrent layers."""
         self._layout = layout
         self._words = torch.zeros(layout.num_words, dtype=torch.int32, device=device)
         size, field = layout.max_rows, layout.field
@@ -51,6 +54,8 @@ class DeviceRows:
         self._slots = torch.zeros(groups, size, dtype=torch.int64, device=device)
         self._kv_lens = torch.zeros(size, dtype=torch.int32, device=device)
         self.kernels = row_kernels(device)
+        self._state_words = words(STATE)
+        self._states = torch.zeros(size, dtype=torch.int64, device=device) if has_states else None
         self._qo_indptr = torch.arange(size + 1, dtype=torch.int32, device=device)
         self.sampled = torch.zeros(size, dtype=torch.int64, device=device)
         """int64 [max_rows]: tokens chosen by the last step, -1 if no choice was valid."""
@@ -61,6 +66,7 @@ class DeviceRows:
         self._words.zero_()
         self._tables.fill_(self._layout.null_page)
         self._tables[:, :, 0] = self._layout.empty_page
+        self._state_words.fill_(self._layout.empty_state)
 
     def write(self, changes: RowChanges, before: torch.Tensor | None) -> None:
         """Bring the rows up to date for a step; `before` holds the tokens that the previous step sampled."""
@@ -79,6 +85,8 @@ class DeviceRows:
 
     def enter(self, count: int) -> None:
         """Compute the inputs of a step of the first `count` rows: `token_ids`, `batch`, and those of `choose`."""
+        if self._states is not None:
+            self._states[:count].copy_(self._state_words[:count])
         if self.kernels is not None:
             self.kernels.enter(*self._arguments(), count, self._layout.page_size)
             return
@@ -109,6 +117,7 @@ class DeviceRows:
             is_bounded=True,
             more_tables=self._tables[1:, :count, :num_pages] if has_more else None,
             more_slots=self._slots[1:, :count] if has_more else None,
+            states=None if self._states is None else StateBatch.of_decodes(self._states[:count]),
         )
 
     def token_ids(self, count: int) -> torch.Tensor:

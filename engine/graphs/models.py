@@ -9,6 +9,11 @@ def why_not_model(model: ModelConfig) -> str | None:
     """Return why no graph can replay a model's decode steps; None if one can."""
     if model.norms.scales_layers:
         return "its layers differ in their heads, and torch computes their additional parts"
-    if model.delta_net is not None:
-        return "its gated delta nets are computed in torch, by rows of different kinds"
     return None
+
+
+def why_no_prompts(model: ModelConfig) -> str | None:
+    """Return why no graph can replay steps with prompts or draft tokens; None if one can."""
+    if model.delta_net is not None:
+        return "its gated delta nets compute prompts and draft tokens row by row"
+    return why_not_model(model)

@@ -24,7 +24,8 @@ from engine.values.plan import Chunk
 from engine.values.request import PENDING
 
 # The fields of a row, each identified by the number of words before it.
-SEED, INVERSE, TOP_P, MIN_P, POSITION, TOKEN, IN_USE, NUM_PROMPT, TOP_K, TABLE = 0, 2, 4, 6, 8, 9, 10, 11, 12, 13
+SEED, INVERSE, TOP_P, MIN_P = 0, 2, 4, 6
+POSITION, TOKEN, IN_USE, NUM_PROMPT, TOP_K, STATE, TABLE = 8, 9, 10, 11, 12, 13, 14
 _WIDE, _NARROW = (SEED, INVERSE, TOP_P, MIN_P), (POSITION, TOKEN, IN_USE, NUM_PROMPT, TOP_K)
 """Fields of two words and of one, without page tables."""
 
@@ -35,7 +36,7 @@ class RowLayout:
     at multiples of 16 bytes, like separate tensors, so that the same compiled kernels accept them.
 
     seed (2 words) | inverse temperature, top-p, min-p (2 each)
-    position | token | whether in use | prompt length | top-k | page tables
+    position | token | whether in use | prompt length | top-k | slot of the recurrent state | page tables
 
     Page tables come last, group of layers by group of layers (`LayerGroups`).
     """
@@ -51,6 +52,8 @@ class RowLayout:
     """Page with which page tables are padded."""
     num_groups: int = 1
     """Groups of layers with page tables of their own."""
+    empty_state: int = 0
+    """Slot to which empty rows write their recurrent state, in models that have one."""
 
     @property
     def num_words(self) -> int:
@@ -96,6 +99,8 @@ class _Held:
     """Position of the token that it computes next, unless another kind of step does."""
     windowed: range = range(1)
     """Slots used in its page tables of layers with a window; in an empty row the first, with the empty page."""
+    state: int | None = None
+    """Slot of its recurrent state."""
 
 
 class RowAssigner:
@@ -131,6 +136,8 @@ class RowAssigner:
                 else:
                     words[self._layout.field(TOKEN) + row] = token
             held.position = chunk.start + 1
+            if chunk.state is not None and held.state != chunk.state.target:
+                held.state = words[self._layout.field(STATE) + row] = chunk.state.target
         is_reset, self._is_reset = self._is_reset, False
         self._number += 1
         return RowChanges(self._number, rows, _packet(words, taken), len(words), is_reset)
@@ -181,6 +188,8 @@ class RowAssigner:
             words[field(index) + 2 * row] = words[field(index) + 2 * row + 1] = 0
         for index in _NARROW:
             words[field(index) + row] = 0
+        if self._held[row].state is not None:
+            words[field(STATE) + row] = self._layout.empty_state
         self._fill(row, range(1, self._held[row].num_pages), words)
         self._fill_windowed(row, self._held[row].windowed, words)
         for group in range(self._layout.num_groups):

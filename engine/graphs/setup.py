@@ -10,7 +10,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.graphs.draft_graphs import draft_sizes
-from engine.graphs.models import why_not_model
+from engine.graphs.models import why_no_prompts, why_not_model
 from engine.graphs.piece_graphs import piece_sizes
 from engine.graphs.row_assignment import TABLE
 from engine.graphs.spread_graphs import LONGEST, spread_sizes
@@ -28,6 +28,8 @@ _RATE = 5e14
 _NODES_PER_LAYER = 12
 _NODES_OF_EXPERTS = 12
 """Kernels of a mixture in addition to the layer's: the router, the choice of experts and the experts."""
+_NODES_OF_DELTA_NETS = 24
+"""Kernels of a gated delta net in addition to those of attention."""
 _NODES_BESIDE = 40
 _NODE_BYTES = 16 * 1024
 """Driver memory per kernel of a graph: a safe estimate, logged with the actual amount."""
@@ -55,19 +57,23 @@ def why_not(
     model: ModelConfig | None = None,
 ) -> str | None:
     """Return why steps are not replayed as graphs, including attention; None if they are."""
-    reason = why_no_pieces(config, device, model)
-    if reason is None and not attention.is_capturable:
-        return f"attention by {attention.name} needs the host in each step"
-    return reason
+    if (reason := _why_none(config, device)) is not None:
+        return reason
+    if model is not None and (reason := why_not_model(model)) is not None:
+        return reason
+    return None if attention.is_capturable else f"attention by {attention.name} needs the host in each step"
 
 
 def why_no_pieces(config: EngineConfig, device: torch.device, model: ModelConfig | None = None) -> str | None:
-    """Return why not even the work between attentions is replayed; None if it is."""
+    """Return why not even the work between attentions is replayed in steps with prompts; None if it is."""
+    reason = _why_none(config, device)
+    return why_no_prompts(model) if reason is None and model is not None else reason
+
+
+def _why_none(config: EngineConfig, device: torch.device) -> str | None:
     if config.cuda_graphs == "off":
         return "cuda_graphs is off"
-    if device.type != "cuda":
-        return f"CUDA graphs are for GPUs, not for {device}"
-    return None if model is None else why_not_model(model)
+    return None if device.type == "cuda" else f"CUDA graphs are for GPUs, not for {device}"
 
 
 def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple[int, ...]:
@@ -82,9 +88,12 @@ def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple
 
 def piece_tokens(config: EngineConfig, model: ModelConfig, *, is_draft_model: bool = False) -> int:
     """Return the most tokens of a step with prompts that is replayed, as a whole or in pieces; 0 in stages of
-    a pipeline, and if ranks divide KV (`engine/parallel/context_attention.py`), for which prompts need the host.
+    a pipeline, if ranks divide KV (`engine/parallel/context_attention.py`), for which prompts need the host, and
+    in models that `why_no_prompts` names.
     """
     if max(config.context_parallel_size, config.pipeline_parallel_size) > 1 and not is_draft_model:
+        return 0
+    if why_no_prompts(model) is not None:
         return 0
     chosen = _tokens_while_launching(model) if config.graph_tokens is None else config.graph_tokens
     return min(chosen, config.max_step_tokens)
@@ -119,7 +128,8 @@ def graph_bytes(
     """
     rows = sizes_up_to(config.max_running)
     decodes = DecodeSizes(rows, contexts_up_to(max_model_len, is_planned=is_planned)).all
-    drafts = draft_sizes(draft_widths(config, is_draft_model=is_draft_model), config.max_running)
+    widths = draft_widths(config, is_draft_model=is_draft_model) if why_no_prompts(model) is None else ()
+    drafts = draft_sizes(widths, config.max_running)
     most = piece_tokens(config, model, is_draft_model=is_draft_model)
     spreads = spread_sizes(most) if spreads_prompts else []
     pieces = piece_sizes(most, above=LONGEST if spreads else 0)
@@ -132,6 +142,9 @@ def graph_bytes(
     if model.experts is not None:
         layer += model.experts.per_token * (model.experts.intermediate_size + model.hidden_size)
         num_nodes += len(model.experts.layers) * _NODES_OF_EXPERTS
+    if model.delta_net is not None:
+        layer += 4 * (model.delta_net.kernel * model.delta_net.channels + model.delta_net.values)
+        num_nodes += model.num_recurrent_layers * _NODES_OF_DELTA_NETS
     logits = model.vocab_size * (element_bytes + 4 + 3)  # masks take bytes, not bits, while they are applied
     tables = 4 * (TABLE + num_groups * -(-max_model_len // config.page_tokens))
     host = num_graphs * num_nodes * _NODE_BYTES + len(pieces) * (model.num_layers + 1) * _PIECE_BYTES

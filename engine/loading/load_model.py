@@ -125,8 +125,10 @@ class _Loading:
             self._backend = GroupedAttention(self._choose(whole), self._attention(windowed))
         self._not_graphed = why_not(config, self._backend, self._device, model)
         self._not_in_pieces = why_no_pieces(config, self._device, model)
+        self._has_decodes = self._not_graphed is None and ranks.stage.count == 1
+        self._is_graphed = self._has_decodes or self._not_in_pieces is None
         self._reserved, self._draft_bytes = 0, draft_bytes
-        if self._not_in_pieces is None:
+        if self._is_graphed:
             self._reserved = graph_bytes(
                 config,
                 model,
@@ -207,7 +209,9 @@ class _Loading:
         return warm_steps(self._config.max_step_tokens, self._limit, self._config.page_tokens)
 
     def with_all_pages(self, small: ModelRunner) -> tuple[ModelRunner, bool]:
-        """Return a runner with all pages that fit, and whether it gets graphs, which take one more page."""
+        """Return a runner with all pages that fit, and whether it gets graphs, for which there is one more page
+        and one more slot for a state.
+        """
         config, size = self._config, self._ranks.size
         if config.kv_pages is not None or self._device.type == "cpu":
             free = available_ram() // size if config.kv_pages is None else 0
@@ -225,14 +229,12 @@ class _Loading:
         slots, state_bytes = 0, self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
         if self._shard.delta_net is not None:  # All stages take part, with recurrent layers or without.
             state_bytes = max(1, state_bytes)
-            slots = self._ranks.least(
-                slots_for(config, None if config.kv_pages else free, state_bytes), self._device
-            )
+            wanted = slots_for(config, None if config.kv_pages else free, state_bytes)
+            slots = self._ranks.least(wanted, self._device) + self._is_graphed
             free = free_after_slots(config, free, slots * state_bytes)
         fitting = pages_for(config, free, _in_a_page(self._groups, per_token), self._limit, self._groups)
-        is_graphed = self._not_in_pieces is None
-        num_pages = self._ranks.least(fitting, self._device) + is_graphed
-        return small.with_pages(num_pages, slots, max_drafts(config)), is_graphed
+        num_pages = self._ranks.least(fitting, self._device) + self._is_graphed
+        return small.with_pages(num_pages, slots, max_drafts(config)), self._is_graphed
 
     def num_host_pages(self, runner: ModelRunner) -> int:
         """Return the number of host pages of each rank."""
@@ -247,11 +249,12 @@ class _Loading:
         """Record the graphs now, or let the first steps that use them record them."""
         config, capture = self._config, CudaCapture(self._device)
         kinds: list[Graphs] = []
-        if self._not_graphed is None and self._ranks.stage.count == 1:
+        if self._has_decodes:
             kinds.append(runner.add_graphs(config.max_running, capture))
-        widths = draft_widths(config)
-        most = piece_tokens(config, self._model)
-        kinds.append(runner.add_token_graphs(config.max_running, most, widths, capture))
+        if self._not_in_pieces is None:
+            widths = draft_widths(config)
+            most = piece_tokens(config, self._model)
+            kinds.append(runner.add_token_graphs(config.max_running, most, widths, capture))
         if config.cuda_graphs == "start":
             capture_all(kinds, self._device, self._reserved)
 

@@ -9,12 +9,13 @@ Each token makes the state decay by a factor and learn the value of its key:
     S ← exp(g) S        S ← S + k (beta (v - S k))ᵀ        output S q
 
 Decodes do just that. Prompts are computed in pieces of up to `_PIECE` tokens, whose updates are the solution of a
-triangular system (section 3.3 of the paper). On CPUs, native kernels do both. The state is always float32.
+triangular system (section 3.3 of the paper). On CPUs, native kernels do both; on GPUs, a Triton kernel does
+decodes. The state is always float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -122,6 +123,7 @@ class TorchDeltaHeads:
     def __init__(self, shape: DeltaNetConfig, conv: torch.Tensor, norm: torch.Tensor, eps: float) -> None:
         """conv: [channels, kernel]; norm: [value_dim]."""
         self._shape, self._conv, self._norm, self._eps = shape, conv, norm, eps
+        self._advance_slots = slots_advancer(conv.device)
 
     def step(
         self, inputs: DeltaInputs, state: LayerState, sources: torch.Tensor, targets: torch.Tensor
@@ -133,9 +135,9 @@ class TorchDeltaHeads:
         seen = torch.cat((state.inputs.index_select(0, sources), inputs.mixed[:, None]), 1)
         state.inputs.index_copy_(0, targets, seen[:, 1:])
         query, key, value = self._split(F.silu((seen * self._conv.t()).sum(1)))
-        matrices = state.matrices.index_select(0, sources)
-        found = advance(matrices, query, key, value, inputs.decay, inputs.strength)
-        state.matrices.index_copy_(0, targets, matrices)
+        found = self._advance_slots(
+            state.matrices, sources, targets, query, key, value, inputs.decay, inputs.strength
+        )
         return self._gated(found, inputs.z)
 
     def run(self, runs: Sequence[DeltaRun], state: LayerState) -> list[torch.Tensor]:
@@ -182,6 +184,30 @@ class TorchDeltaHeads:
             _unit(part.unflatten(1, (-1, shape.key_dim))).repeat_interleave(each, 1) for part in (query, key)
         )
         return query * shape.key_dim**-0.5, key, value.unflatten(1, (-1, shape.value_dim))
+
+
+def slots_advancer(device: torch.device) -> Callable[..., torch.Tensor]:
+    """Return `advance_slots`, as a Triton kernel on a GPU where Triton imports."""
+    if device.type == "cuda":
+        try:
+            from engine.kernels.triton.delta_net import advance_slots as by_triton
+        except ImportError:  # A warning was logged when the sampler was chosen.
+            return advance_slots
+        return by_triton
+    return advance_slots
+
+
+def advance_slots(
+    slots: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *inputs: torch.Tensor
+) -> torch.Tensor:
+    """Advance the states of D rows by one token, each from its source to its target; return [D, H, value_dim].
+
+    slots: float32 [num_slots, H, key_dim, value_dim]; sources, targets: int64 [D]; inputs: as of `advance`
+    """
+    matrices = slots.index_select(0, sources)
+    found = advance(matrices, *inputs)
+    slots.index_copy_(0, targets, matrices)
+    return found
 
 
 def advance(

@@ -140,8 +140,8 @@ class ModelRunner:
         return None if memory is None else PartReader(memory, report, self._fence)
 
     def add_graphs(self, max_running: int, capture: Capture) -> DecodeGraphs:
-        """Make graphs that replay steps of decodes. Call it before any step, because it reserves the last page, to
-        which unused rows write.
+        """Make graphs that replay steps of decodes. Call it before any step, because it reserves the last page and
+        the last slot for a state, to which unused rows write.
         """
         limit = self.max_model_len
         contexts = contexts_up_to(limit, is_planned=self.attention.plans_by_bounds)
@@ -153,6 +153,7 @@ class ModelRunner:
             self._reserve(),
             self.pages.null_page,
             self.pages.num_groups,
+            self.num_state_slots,
         )
         choose = graph_chooser_for(self.device)
         self._decodes = DecodeGraphs(
@@ -166,6 +167,7 @@ class ModelRunner:
             capture,
             # The masks would have to be sent to the other ranks, which do not know the requests.
             GrammarMasks(self.model_config.eos_token_ids) if self._ranks.shard.size == 1 else None,
+            has_states=self.pages.states is not None,
         )
         return self._decodes
 
@@ -211,6 +213,7 @@ class ModelRunner:
         """Reserve and return the page to which unused rows and tokens of graphs write."""
         if self._empty_page is None:
             self.num_pages -= 1
+            self.num_state_slots = max(0, self.num_state_slots - 1)
             self._empty_page = self.num_pages
             if self.expert_load is not None:
                 self.expert_load.padding_from = self._empty_page * self.page_size

@@ -249,13 +249,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "windows and sinks": ("gpt_oss", {}),
     "windows in groups": ("gemma3", {"windowed_kv": "on"}),
     "experts": ("qwen3_moe", {}),
+    "recurrent states": ("qwen3_next", {}),
 }
 
 
 @pytest.mark.usefixtures("recordings")
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_graphs_of_all_kinds_give_the_tokens_of_a_cpu(kind: str, tmp_path: Path) -> None:
-    """Graphs with draft tokens, of a draft model, with windows and groups of layers, and with experts."""
+    """Graphs with draft tokens, of a draft model, with windows and groups of layers, with experts, and with
+    recurrent states.
+    """
     family, settings = FAMILIES[kind]
     model = save_tiny(family, tmp_path / "model")
     if kind == "drafts of a model":

@@ -27,6 +27,7 @@ from engine.values.plan import Chunk, StepPlan
 from engine.values.request import PENDING, Request
 from tests.engine.support.grammar_models import EOS, ids, save_random, tokenizer
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_greedily, play_workload
+from tests.engine.support.oracle import save_tiny
 from tests.engine.support.recorded_graphs import GatheringAttention, graphed
 from tests.engine.support.sampling_rows import assert_same_logprobs, row_params
 from tests.engine.support.steps_by_hand import RequestByHand, pages_of, random_prompt, run_step
@@ -63,6 +64,34 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, settings:
         preempted, swapped = preempted + load.num_preemptions, swapped + load.num_swapped
     assert preempted > 0
     assert swapped > 0 or "preemption" not in settings
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("qwen3_5", {}),
+        ("qwen3_next", {"overlap": True}),
+        ("qwen3_next", {"preemption": "swap", "host_kv_gib": 0.01}),
+    ],
+)
+def test_recurrent_models_get_the_tokens_of_steps_without_graphs(
+    tmp_path: Path, family: str, settings: dict[str, Any]
+) -> None:
+    """Prefixes are resumed from states that others keep; the state before a text stays zero."""
+    config = config_for(save_tiny(family, tmp_path, eos_token_id=7), kv_pages=36, **{"overlap": False, **settings})
+    runner, recording = graphed(config)
+    states = runner.pages.states
+    assert states is not None and runner.num_state_slots == states.num_slots - 1
+    got, load = play_workload(Engine(config, runner), 2)
+    expected, _ = play_workload(Engine(config, load_model(config)), 2)
+    for name in expected:  # an abort strikes earlier or later
+        length = min(len(got[name]), len(expected[name]))
+        assert got[name][:length] == expected[name][:length]
+    assert recording.num_replayed > 20 and load.num_preemptions > 0
+    for index in range(runner.model_config.num_recurrent_layers):
+        layer = states.layer(index)
+        assert not layer.inputs[states.null_slot].any() and not layer.matrices[states.null_slot].any()
+        assert layer.matrices[runner.num_state_slots].any(), "rows without a request wrote here"
 
 
 def test_padding_writes_only_into_the_page_of_empty_rows(model: Path) -> None:

@@ -13,7 +13,7 @@ from cache import KVCacheManager, Lease, Namespace, OutOfPages
 from cache.resume.windows import Window
 from engine.attention.batch import AttentionBatch
 from engine.graphs.device_rows import DeviceRows
-from engine.graphs.row_assignment import TABLE, RowAssigner, RowChanges, RowLayout
+from engine.graphs.row_assignment import STATE, RowAssigner, RowChanges, RowLayout
 from engine.sampling.graph_chooser import RowParams
 from engine.values.plan import Chunk
 from engine.values.request import PENDING, Request
@@ -249,7 +249,7 @@ def test_only_the_last_row_moves_when_one_leaves() -> None:
     world = World(page_size=16)
     requests = decoding(world, 5, length=3)
     world.decode(requests)
-    fields, page = TABLE, 1
+    fields, page = STATE, 1  # it has no state
     assert words_sent(world, [requests[0], *requests[2:]]) == (fields - 2 + page + 2) + (fields + page)
     assert words_sent(world, [requests[0], *requests[2:]]) == 0
 

@@ -54,6 +54,15 @@ def test_experts_are_recorded_quantized_and_clamped_ones_too(tmp_path: Path) -> 
     assert why_not(*given, clamped) is None
 
 
+def test_only_decodes_of_recurrent_models_are_recorded(tmp_path: Path) -> None:
+    facts = ModelConfig.from_directory(save_tiny("qwen3_5", tmp_path))
+    assert why_not(EngineConfig(), backend(is_capturable=True), GPU, facts) is None
+    assert "row by row" in (why_no_pieces(EngineConfig(), GPU, facts) or "")
+    assert piece_tokens(EngineConfig(), facts) == 0
+    plain, drafting = EngineConfig(max_running=8), EngineConfig(max_running=8, speculation=Speculation())
+    assert graph_bytes(plain, facts, 2, 512) == graph_bytes(drafting, facts, 2, 512)
+
+
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ValueError, match='"start", "lazy" or "off", got \'sometimes\''):
         EngineConfig(cuda_graphs=cast(Any, "sometimes"))

@@ -66,6 +66,17 @@ def test_ranks_that_replay_get_the_tokens_of_one_that_does_not(
         assert len(set(replayed)) == 1
 
 
+def test_ranks_replay_decodes_of_a_recurrent_model(recordings: list[Recording], tmp_path: Path) -> None:
+    """Each rank has its heads' part of a state in the slot that rank 0 names."""
+    model, params = save_tiny("qwen3_next", tmp_path), SamplingParams(temperature=0, max_tokens=12)
+    alone, _ = run_on_ranks(model, 1, PROMPTS, params, attention="reference", cuda_graphs="off")
+    recordings.clear()
+    shared, _ = run_on_ranks(model, 2, PROMPTS, params, **LIMITED)
+    assert tokens_of_each(shared) == tokens_of_each(alone)
+    replayed = [recording.num_replayed for recording in recordings]
+    assert min(replayed) >= 8 and len(set(replayed)) == 1
+
+
 def test_ranks_replay_steps_with_drafts_and_with_prompts(model: Path, recordings: list[Recording]) -> None:
     """All ranks pad alike, as they add up what the others computed."""
     params = SamplingParams(temperature=0, max_tokens=12)

@@ -20,6 +20,7 @@ from triton.runtime.jit import JITFunction
 
 from engine.attention.triton import TritonAttention
 from engine.kernels import triton as kernels
+from engine.kernels.triton.delta_net import advance_slots
 from engine.kernels.triton.extend import query_tiles
 from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma
 from engine.kernels.triton.few_rows import fp8_few_rows, plain_few_rows
@@ -201,6 +202,12 @@ def routing() -> None:
     route(torch.zeros(3, 128, dtype=BRAIN), 8, True)
 
 
+def delta_net() -> None:
+    """A decode of a Qwen3-Next layer, but for fewer heads."""
+    slots, at = torch.zeros(3, 2, 128, 128), torch.zeros(2, dtype=torch.int64)
+    advance_slots(slots, at, at, *torch.zeros(3, 2, 2, 128), *torch.zeros(2, 2, 2))
+
+
 CASES: dict[int, tuple[Callable[[], None], ...]] = {
     75: (
         partial(attention, HALF, HALF, Heads(4, 2, 64), 16, rows=EXTEND),
@@ -254,6 +261,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(sampling, 1),
         rows,
         routing,
+        delta_net,
         partial(merging, BRAIN),
     ),
     100: (

@@ -15,8 +15,10 @@ from engine.runner.model_runner import ModelRunner
 
 
 def with_attention(runner: ModelRunner, attention: AttentionBackend) -> ModelRunner:
-    """Return a runner with the same model and as many pages, one more for graphs, and another attention."""
-    own = runner.with_pages(runner.num_pages + 1)
+    """Return a runner with the same model and as many pages and slots for states, one more of each for graphs, and
+    another attention.
+    """
+    own = runner.with_pages(runner.num_pages + 1, runner.num_state_slots + 1)
     made = ModelRunner(own.model_config, own.decoder, attention, own.pages, groups=own.layer_groups)
     made.max_model_len, made.fingerprint = own.max_model_len, own.fingerprint
     return made

@@ -48,6 +48,7 @@ _OF_EXPERTS = {
 _EARLY = {
     "cascade._attend_shared",
     "decode._attend",
+    "delta_net._advance",
     "expert_tiles._count",
     "expert_tiles._place",
     "few_rows._few_rows",
