@@ -24,8 +24,7 @@ from engine.attention.pinned import on_device
 class ChunkedAttention:
     """A backend for models in which some layers attend within chunks."""
 
-    is_capturable = captures_prompts = False
-    plans_by_bounds = spreads_prompts = False
+    captures_prompts = spreads_prompts = False
 
     def __init__(self, whole: AttentionBackend, chunk: int, page_size: int) -> None:
         """Attend with `whole`, to whole contexts or within chunks. Raises ValueError if a chunk would begin within
@@ -37,7 +36,8 @@ class ChunkedAttention:
                 f"divisor of {chunk}, or max_model_len of at most {chunk}"
             )
         self._whole, self._chunk, self._page_size = whole, chunk, page_size
-        self.name = whole.name
+        self.name, self.is_capturable = whole.name, whole.is_capturable
+        self.plans_by_bounds = whole.plans_by_bounds
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -49,7 +49,7 @@ class ChunkedAttention:
         whole = self._whole.prepare(batch, null_page)
         if max(batch.kv_lens_host) <= self._chunk:
             return ChunkedStep(whole, whole)
-        cut = cut_batch(batch, self._chunk, self._page_size, null_page)
+        cut = (cut_decodes if batch.is_bounded else cut_batch)(batch, self._chunk, self._page_size, null_page)
         return ChunkedStep(whole, self._whole.prepare(cut, null_page))
 
 
@@ -112,6 +112,21 @@ def cut_batch(batch: AttentionBatch, chunk: int, page_size: int, null_page: int)
         qo_indptr=on_device(np.cumsum([0, *counts], dtype=np.int32), device),
         kv_lens=on_device(np.array(lens, dtype=np.int32), device),
         block_table=table.to(torch.int32),
+    )
+
+
+def cut_decodes(batch: AttentionBatch, chunk: int, page_size: int, null_page: int) -> AttentionBatch:
+    """Return what `cut_batch` does, for rows of one token whose lengths only the device knows."""
+    assert batch.num_decodes == len(batch.kv_lens)
+    before = (batch.kv_lens - 1).clamp(min=0) // chunk * chunk
+    steps = torch.arange(chunk // page_size, device=before.device)
+    places, most = before[:, None] // page_size + steps, batch.block_table.shape[1]
+    table = batch.block_table.gather(1, places.clamp(max=most - 1))
+    return replace(
+        batch,
+        kv_lens_host=[min(longest, chunk) for longest in batch.kv_lens_host],
+        kv_lens=batch.kv_lens - before,
+        block_table=torch.where(places < most, table, null_page),
     )
 
 

@@ -7,8 +7,8 @@ from engine.model_config.config import ModelConfig
 
 def why_not_model(model: ModelConfig) -> str | None:
     """Return why no graph can replay a model's decode steps; None if one can."""
-    if model.norms.scales_layers:
-        return "its layers differ in their heads, and torch computes their additional parts"
+    if model.norms.scales_layers and model.experts is not None:
+        return "torch computes its experts, and the host must know how many tokens each of them has"
     return None
 
 
@@ -16,4 +16,6 @@ def why_no_prompts(model: ModelConfig) -> str | None:
     """Return why no graph can replay steps with prompts or draft tokens; None if one can."""
     if model.delta_net is not None:
         return "its gated delta nets compute prompts and draft tokens row by row"
+    if len(model.kinds_of_heads) > 1:
+        return "its layers differ in their heads"
     return why_not_model(model)

@@ -136,12 +136,15 @@ def graph_bytes(
     num_graphs = len(drafts) + len(spreads) + len(pieces) + (0 if is_draft_model else len(decodes))
     num_tokens = max([rows[-1], *spreads, *pieces, *(size.num_tokens for size in drafts)])
 
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    kinds = [kind for kind, _ in model.kinds_of_heads.values()]
+    heads = max(2 * (kind.num_heads + kind.num_kv_heads) * kind.head_dim for kind in kinds)
     layer = 5 * model.hidden_size + 2 * heads + 3 * model.intermediate_size
     num_nodes = model.num_layers * _NODES_PER_LAYER + _NODES_BESIDE
     if model.experts is not None:
         layer += model.experts.per_token * (model.experts.intermediate_size + model.hidden_size)
         num_nodes += len(model.experts.layers) * _NODES_OF_EXPERTS
+    if model.inputs is not None:
+        layer += model.num_layers * model.inputs.size
     if model.delta_net is not None:
         layer += 4 * (model.delta_net.kernel * model.delta_net.channels + model.delta_net.values)
         num_nodes += model.num_recurrent_layers * _NODES_OF_DELTA_NETS

@@ -250,14 +250,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "windows in groups": ("gemma3", {"windowed_kv": "on"}),
     "experts": ("qwen3_moe", {}),
     "recurrent states": ("qwen3_next", {}),
+    "heads of two sizes": ("gemma4_small", {}),
+    "chunks": ("llama4", {}),
 }
 
 
 @pytest.mark.usefixtures("recordings")
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_graphs_of_all_kinds_give_the_tokens_of_a_cpu(kind: str, tmp_path: Path) -> None:
-    """Graphs with draft tokens, of a draft model, with windows and groups of layers, with experts, and with
-    recurrent states.
+    """Graphs with draft tokens, of a draft model, with windows and groups of layers, with experts, with
+    recurrent states, with heads of two sizes, and with chunks.
     """
     family, settings = FAMILIES[kind]
     model = save_tiny(family, tmp_path / "model")
