@@ -28,29 +28,30 @@ class _Slot:
     """Memory on the device for some pages in transfer to the host or from it."""
 
     pages: torch.Tensor
-    """[num_layers, room, 2 or 1, page_size, num_kv_heads, head_dim]."""
+    """[room, num_layers, 2 or 1, words]."""
     is_free: Event | None = None
     """The event after which it may be filled again."""
 
     @property
     def bytes(self) -> torch.Tensor:
-        """The same memory as uint8 [num_layers, room, bytes of a page in a layer]."""
-        return self.pages.flatten(2).view(torch.uint8)
+        """The same memory as uint8 [room, bytes of a page]."""
+        return self.pages.flatten(1).view(torch.uint8)
 
 
 class HostKVPages:
     """Host pages of the same shape and type as a device's KV pages; pinned if the device is a GPU.
 
-        data: [num_layers, num_pages, 2 (keys, values) or 1, page_size, num_kv_heads, head_dim]
+        data: [num_pages, num_layers, 2 (keys, values) or 1, page_size, num_kv_heads, head_dim]
 
-    Pages come before keys and values, so that neighbouring pages of a layer are one piece of memory.
+    The page comes first, in slots too, so that neighbouring pages are one piece of memory and take one transfer.
 
         out   pages ─ gather ─▶ slot ═ out ═▶ host      "steps" gathers: the pages may then be overwritten
         in    host ═ in ═▶ slot ─ scatter ─▶ pages      "steps" scatters: later work reads them
 
-    A slot is room for some pages on the device. Transfers (═) run on separate streams while steps run. Each waits
-    only for its dependencies: the work that fills or empties its slot, and transfers that still use its host
-    pages. The host does not wait. A recurrent state is packed into such slots as if it were pages.
+    A slot is room for some pages on the device; one operation gathers or scatters all layers of all its pages.
+    Transfers (═) run on separate streams while steps run. Each waits only for its dependencies: the work that
+    fills or empties its slot, and transfers that still use its host pages. The host does not wait. A recurrent
+    state is packed into such slots as if it were pages.
     """
 
     def __init__(
@@ -66,13 +67,15 @@ class HostKVPages:
         device = device_pages.raw
         num_layers, parts, _, *page = device.shape
         self.num_pages = num_pages
-        self._device, self._states = device, device_pages.states
+        self._device, self._states = _words(device), device_pages.states
         self._streams = streams or streams_of(device.device)
         self.data = torch.empty(
-            (num_layers, num_pages, parts, *page), dtype=device.dtype, pin_memory=device.device.type == "cuda"
+            (num_pages, num_layers, parts, *page), dtype=device.dtype, pin_memory=device.device.type == "cuda"
         )
+        self._host = _words(self.data)
         room = max(1, min(num_pages, slot_bytes // self.page_bytes))
-        self._slots = [_Slot(device.new_empty((num_layers, room, parts, *page))) for _ in range(_NUM_SLOTS)]
+        slot = room, *self._host.shape[1:]
+        self._slots = [_Slot(self._device.new_empty(slot)) for _ in range(_NUM_SLOTS)]
         self._turn = 0
         self._filling: dict[int, Event] = {}  # host page -> the transfer that fills it, if it may still run
         self._draining: dict[int, Event] = {}  # host page -> the transfer that reads it
@@ -100,10 +103,10 @@ class HostKVPages:
             packed = F.pad(
                 self._states.packed(state), (0, len(hosts) * self.page_bytes - self._states.state_bytes)
             )
-            pages = packed.view(len(hosts), len(self.data), -1).transpose(0, 1)
+            pages = packed.view(len(hosts), -1)
             for slot, part in self._parts(list(enumerate(hosts))):
                 first, last = part[0][0], part[-1][0] + 1
-                slot.bytes[:, : last - first] = pages[:, first:last]
+                slot.bytes[: last - first] = pages[first:last]
                 self._send_out(slot, [host for _, host in part])
 
     def copy_states_in(self, copies: Sequence[StateCopy]) -> None:
@@ -111,11 +114,11 @@ class HostKVPages:
         for state, hosts in self._with_states(copies):
             assert self._states is not None
             packed = torch.empty(len(hosts) * self.page_bytes, dtype=torch.uint8, device=self._device.device)
-            pages = packed.view(len(hosts), len(self.data), -1).transpose(0, 1)
+            pages = packed.view(len(hosts), -1)
             for slot, part in self._parts(list(enumerate(hosts)), filled_by="in"):
                 first, last = part[0][0], part[-1][0] + 1
                 self._fetch_in([host for _, host in part], slot)
-                pages[:, first:last] = slot.bytes[:, : last - first]
+                pages[first:last] = slot.bytes[: last - first]
                 slot.is_free = self._streams.record("steps")
             self._states.unpack(state, packed[: self._states.state_bytes])
 
@@ -157,7 +160,7 @@ class HostKVPages:
         self, pairs: Sequence[tuple[int, int]], filled_by: StreamName = "steps"
     ) -> Iterator[tuple[_Slot, Sequence[tuple[int, int]]]]:
         """Yield the pages that fit into a slot, and the slot once it is free for the stream that fills it."""
-        room = self._slots[0].pages.shape[1]
+        room = len(self._slots[0].pages)
         for first in range(0, len(pairs), room):
             slot = self._slots[self._turn]
             self._turn = (self._turn + 1) % len(self._slots)
@@ -171,28 +174,24 @@ class HostKVPages:
 
     def _gather(self, pages: Sequence[int], slot: _Slot) -> None:
         sources = on_device(np.array(pages, dtype=np.int64), self._device.device)
-        for layer, room in zip(self._device, slot.pages, strict=True):
-            room[: len(pages)] = layer.index_select(1, sources).transpose(0, 1)
+        torch.index_select(self._device, 2, sources, out=slot.pages[: len(pages)].permute(1, 2, 0, 3))
 
     def _send(self, slot: _Slot, hosts: Sequence[int]) -> None:
-        for room, host in zip(slot.pages, self.data, strict=True):
-            for start, stop, first in _runs(hosts):
-                host[first : first + stop - start].copy_(room[start:stop], non_blocking=True)
+        for start, stop, first in _runs(hosts):
+            self._host[first : first + stop - start].copy_(slot.pages[start:stop], non_blocking=True)
 
     def _fetch(self, hosts: Sequence[int], slot: _Slot) -> None:
-        for room, host in zip(slot.pages, self.data, strict=True):
-            for start, stop, first in _runs(hosts):
-                room[start:stop].copy_(host[first : first + stop - start], non_blocking=True)
+        for start, stop, first in _runs(hosts):
+            slot.pages[start:stop].copy_(self._host[first : first + stop - start], non_blocking=True)
 
     def _scatter(self, slot: _Slot, pages: Sequence[int]) -> None:
         targets = on_device(np.array(pages, dtype=np.int64), self._device.device)
-        for layer, room in zip(self._device, slot.pages, strict=True):
-            layer.index_copy_(1, targets, room[: len(pages)].transpose(0, 1))
+        self._device.index_copy_(2, targets, slot.pages[: len(pages)].permute(1, 2, 0, 3))
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page in all layers."""
-        return self.data[:, 0].nbytes
+        return self.data[0].nbytes
 
     @staticmethod
     def device_bytes(page_bytes: int) -> int:
@@ -201,7 +200,7 @@ class HostKVPages:
 
     def identity(self, fingerprint: str) -> dict[str, str | int]:
         """Return the values that are equal in engines with compatible pages; `fingerprint`: the model's."""
-        num_layers, _, *page = self.data.shape
+        _, num_layers, *page = self.data.shape
         return {
             "model": fingerprint,
             "layers": num_layers,
@@ -209,9 +208,9 @@ class HostKVPages:
             "dtype": str(self.data.dtype).removeprefix("torch."),
         }
 
-    def pieces(self, page: int) -> list[memoryview]:
+    def page(self, number: int) -> memoryview:
         """Return the memory of a page, layer by layer."""
-        return [memoryview(layer[page].view(torch.uint8).flatten().numpy()) for layer in self.data]
+        return memoryview(self._host[number].flatten().view(torch.uint8).numpy())
 
     def measure(self) -> float:
         """Measure the seconds to copy one of many pages in one direction. The device's pages are unchanged."""
@@ -235,3 +234,9 @@ def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         if stop == len(pages) or pages[stop] != pages[stop - 1] + 1:
             yield start, stop, pages[start]
             start = stop
+
+
+def _words(pages: torch.Tensor) -> torch.Tensor:
+    """Return the same memory with the pages' last three dimensions as one, of as few numbers as possible."""
+    numbers = pages.flatten(3).view(torch.uint8)
+    return numbers if numbers.shape[-1] % 8 else numbers.view(torch.int64)

@@ -40,9 +40,9 @@ class BytesOfPages:
         self._stream.synchronize()
         return copy.view(torch.uint8).flatten().numpy().data
 
-    def host(self, page: int) -> list[memoryview]:
-        """Return the memory of a host page, layer by layer."""
-        return self._host.pieces(page)
+    def host(self, page: int) -> memoryview:
+        """Return the memory of a host page."""
+        return self._host.page(page)
 
     def reading(self, is_device: bool, page: int) -> PageNow:
         """Implement `PageMemory`."""
@@ -53,15 +53,11 @@ class BytesOfPages:
 
     def write(self, page: int, data: memoryview) -> None:
         """Implement `PageMemory`."""
-        start = 0
-        for piece in self.host(page):
-            piece[:] = data[start : start + len(piece)]
-            start += len(piece)
+        self.host(page)[:] = data
 
     def regions(self) -> tuple[PageRegion, PageRegion]:
-        """Return the regions of the device's pages, whose keys and values are separate, and of the host's."""
-        device, host = self._pages.flatten(0, 1), self._host.data
-        return _region(device, device[0, 0].nbytes), _region(host, host[0, 0].nbytes)
+        """Return the regions of the device's pages, each layer's keys and values a piece, and of the host's."""
+        return _region(self._pages.flatten(0, 1)), _region(self._host.data[None])
 
 
 class PageNow:
@@ -76,12 +72,10 @@ class PageNow:
 
     def take(self) -> bytes | memoryview:
         """Implement `PageReading`."""
-        return self._memory.device(self._page) if self._is_device else b"".join(self._memory.host(self._page))
+        return self._memory.device(self._page) if self._is_device else bytes(self._memory.host(self._page))
 
 
-def _region(pages: torch.Tensor, stride: int) -> PageRegion:
+def _region(pages: torch.Tensor) -> PageRegion:
     """Return the region of pages with the memory [num_pieces, num_pages, ...]."""
-    num_pieces, num_pages = pages.shape[:2]
-    start = pages.data_ptr()
-    starts = tuple(start + index * num_pages * stride for index in range(num_pieces))
-    return PageRegion(pages.device.index if pages.device.type == "cuda" else None, starts, stride, num_pages)
+    gpu = pages.device.index if pages.device.type == "cuda" else None
+    return PageRegion(gpu, tuple(piece.data_ptr() for piece in pages), pages[0, 0].nbytes, pages.shape[1])

@@ -34,7 +34,7 @@ def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str, part_bytes:
     directory = _directory(settings.directory, fingerprint)
     return PageMover(
         PageFiles(directory, host.identity(fingerprint), part_bytes, max_bytes),
-        host.pieces,
+        host.page,
         host.page_bytes,
         max_queued=max(1, int(MAX_QUEUED_SHARE * host.num_pages)),
         rescan_s=settings.rescan_s,

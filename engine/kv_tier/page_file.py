@@ -24,8 +24,6 @@ _MAGIC = b"RDXKV\x02\x00\x00"
 _CRC_BYTES, _KEY_BYTES = 4, 32
 _HEADER = len(_MAGIC) + _CRC_BYTES + _KEY_BYTES
 _NAME = re.compile(r"([0-9a-f]{64})(?:\.([0-9]{1,4}))?\.kv")
-_MOST_PIECES = 512
-"""Pieces of memory in one system call; Linux takes 1,024."""
 _BLOCK_BYTES, _MOST_BLOCKS = 8, 4096
 """Bytes of a block's hash, and most blocks of a page."""
 
@@ -47,26 +45,25 @@ class RankFiles:
         """Return the bytes of a file."""
         return _HEADER + self._page_bytes + num_blocks * _BLOCK_BYTES
 
-    def write(self, key: bytes, pieces: Sequence[memoryview], blocks: Sequence[int]) -> None:
+    def write(self, key: bytes, page: memoryview, blocks: Sequence[int]) -> None:
         """Write a page and the hashes of its blocks. Raises OSError, and then leaves no file."""
         end = struct.pack(f"<{len(blocks)}Q", *blocks)
-        pieces = [*pieces, memoryview(end)] if end else pieces
         path = self._path(key, self.rank)
         self._num_written += 1
         part = path.with_name(f"{os.getpid()}-{id(self)}-{self._num_written}{WRITING}")
-        header = _MAGIC + _checksum(key, pieces).to_bytes(_CRC_BYTES, "little") + key
+        header = _MAGIC + _checksum(key, page, end).to_bytes(_CRC_BYTES, "little") + key
         path.parent.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         try:
             with rewrite(part) as file:
-                _transfer(os.writev, file.fileno(), [memoryview(header), *pieces])
+                _transfer(os.writev, file.fileno(), [header, page, end])
             os.replace(part, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 part.unlink()
             raise
 
-    def read(self, key: bytes, pieces: Sequence[memoryview]) -> tuple[int, ...]:
-        """Read a page into memory, and return the hashes of its blocks. Raises OSError (FileNotFoundError if there
+    def read(self, key: bytes, page: memoryview) -> tuple[int, ...]:
+        """Read a page into `page`, and return the hashes of its blocks. Raises OSError (FileNotFoundError if there
         is none) and SpoiltFile; the memory may be overwritten all the same.
         """
         path = self._path(key, self.rank)
@@ -76,8 +73,8 @@ class RankFiles:
             if num_blocks is None:
                 raise SpoiltFile(f"{path} has another size than a page")
             blocks = bytearray(num_blocks * _BLOCK_BYTES)
-            _transfer(os.readv, file.fileno(), [memoryview(header), *pieces, memoryview(blocks)])
-        checksum = _checksum(key, [*pieces, memoryview(blocks)])
+            _transfer(os.readv, file.fileno(), [header, page, blocks])
+        checksum = _checksum(key, page, blocks)
         if header != _MAGIC + checksum.to_bytes(_CRC_BYTES, "little") + key:
             raise SpoiltFile(f"{path} differs from the file that was written")
         with contextlib.suppress(OSError):
@@ -119,19 +116,16 @@ class RankFiles:
         return bytes.fromhex(found[1])
 
 
-def _checksum(key: bytes, pieces: Sequence[memoryview]) -> int:
-    """Return the CRC-32 (zlib's) of a page and its key."""
-    crc = zlib.crc32(key)
-    for piece in pieces:
-        crc = zlib.crc32(piece, crc)
-    return crc
+def _checksum(key: bytes, page: memoryview, blocks: bytes | bytearray) -> int:
+    """Return the CRC-32 (zlib's) of a page, its key and its blocks."""
+    return zlib.crc32(blocks, zlib.crc32(page, zlib.crc32(key)))
 
 
-def _transfer(call: object, fd: int, pieces: Sequence[memoryview]) -> None:
+def _transfer(call: object, fd: int, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
     """Read or write all the pieces, in as many system calls as needed. Raises OSError if the file is too short."""
-    left = [piece.cast("B") for piece in pieces if piece.nbytes]
+    left = [memoryview(piece) for piece in pieces if piece]
     while left:
-        done = call(fd, left[:_MOST_PIECES])  # type: ignore[operator]
+        done = call(fd, left)  # type: ignore[operator]
         if not done:
             raise OSError(errno.EIO, "the file ends too early")
         while left and done >= left[0].nbytes:

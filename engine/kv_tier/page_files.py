@@ -166,7 +166,7 @@ class PageFiles:
                 if key in self._files:
                     self._files.move_to_end(key)
 
-    def write(self, key: bytes, pieces: Sequence[memoryview], blocks: Sequence[int] = ()) -> bool:
+    def write(self, key: bytes, page: memoryview, blocks: Sequence[int] = ()) -> bool:
         """Write a page with the blocks of those hashes; False if it can never fit. Raises OSError, and then leaves
         no file.
 
@@ -176,7 +176,7 @@ class PageFiles:
         if size > self._max_bytes:
             return False
         self._make_room(size)
-        self._own.write(key, pieces, blocks)
+        self._own.write(key, page, blocks)
         if self._own.num_ranks == 1:
             self.add(key, blocks)
         return True
@@ -192,13 +192,13 @@ class PageFiles:
             self._put(key, _File(self._size(len(blocks)), tuple(blocks)))
             self.log.store(self._counts.add(blocks))
 
-    def read(self, key: bytes, pieces: Sequence[memoryview]) -> bool:
-        """Read a page into memory; False if it is missing or spoilt, and it is then forgotten.
+    def read(self, key: bytes, page: memoryview) -> bool:
+        """Read a page into `page`; False if it is missing or spoilt, and it is then forgotten.
 
         The memory may be overwritten all the same.
         """
         try:
-            blocks = self._own.read(key, pieces)
+            blocks = self._own.read(key, page)
         except FileNotFoundError:  # Another engine needed its room.
             self.forget(key)
             return False

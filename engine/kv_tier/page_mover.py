@@ -65,7 +65,7 @@ class PageMover:
     def __init__(
         self,
         files: PageFiles,
-        memory: Callable[[int], Sequence[memoryview]],
+        memory: Callable[[int], memoryview],
         page_bytes: int,
         *,
         max_queued: int,
@@ -73,7 +73,7 @@ class PageMover:
         retry_s: float,
         expected_bytes_per_s: float,
     ) -> None:
-        """`memory` returns the pieces of a host page. At most `max_queued` pages wait to be written.
+        """`memory` returns that of a host page. At most `max_queued` pages wait to be written.
         `page_seconds` is computed from `expected_bytes_per_s` until a page was loaded.
         """
         self._files, self._memory, self._page_bytes = files, memory, page_bytes

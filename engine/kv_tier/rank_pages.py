@@ -45,11 +45,11 @@ class RankPages:
     def __init__(
         self,
         files: RankFiles,
-        memory: Callable[[int], Sequence[memoryview]],
+        memory: Callable[[int], memoryview],
         report: Callable[[Moved], None],
         fence: Callable[[], Callable[[], None]],
     ) -> None:
-        """`memory` returns the pieces of a host page. `report` is called in any thread. `fence` returns a function
+        """`memory` returns that of a host page. `report` is called in any thread. `fence` returns a function
         that waits for all work that this thread has launched on the device.
         """
         self._files, self._memory, self._report, self._fence = files, memory, report, fence

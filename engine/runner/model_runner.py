@@ -118,7 +118,7 @@ class ModelRunner:
         """Return the mover of a later rank's parts of pages; it calls `report`."""
         assert self._host is not None
         files = rank_files(settings, self._host, self._layout, self._ranks.rank, self._ranks.size)
-        return RankPages(files, self._host.pieces, report, self._fence)
+        return RankPages(files, self._host.page, report, self._fence)
 
     @property
     def _layout(self) -> str:

@@ -52,6 +52,6 @@ def test_spoilt_pages_are_found_out(tmp_path: Path) -> None:
     pages = PageFiles(tmp_path, {"model": "m"}, [4096], 2**20)
     keys = [bytes([number]) * 32 for number in range(8)]
     for key in keys:
-        pages.write(key, [memoryview(bytearray(4096))])
+        pages.write(key, memoryview(bytearray(4096)))
     assert _spoil(tmp_path, random.Random(1)) == len(keys)
-    assert not any(pages.read(key, [memoryview(bytearray(4096))]) for key in keys)
+    assert not any(pages.read(key, memoryview(bytearray(4096))) for key in keys)

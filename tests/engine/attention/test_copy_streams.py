@@ -130,7 +130,7 @@ class World:
 
     def check(self) -> None:
         assert self.device.data[0, 0, :NUM_PAGES, 0, 0, 0].tolist() == self.held
-        assert self.host.data[-1, :, 1, 2, 0, 1].tolist() == self.kept
+        assert self.host.data[:, -1, 1, 2, 0, 1].tolist() == self.kept
 
 
 _PAGE, _HOST = st.integers(0, NUM_PAGES - 1), st.integers(0, NUM_HOST - 1)
