@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -28,14 +30,9 @@ class _Slot:
     """Memory on the device for some pages in transfer to the host or from it."""
 
     pages: torch.Tensor
-    """[room, num_layers, 2 or 1, words]."""
+    """uint8 [room, bytes of a page]."""
     is_free: Event | None = None
     """The event after which it may be filled again."""
-
-    @property
-    def bytes(self) -> torch.Tensor:
-        """The same memory as uint8 [room, bytes of a page]."""
-        return self.pages.flatten(1).view(torch.uint8)
 
 
 class HostKVPages:
@@ -65,17 +62,23 @@ class HostKVPages:
         for those of the pages' device.
         """
         device = device_pages.raw
-        num_layers, parts, _, *page = device.shape
+        num_layers, parts, num_device_pages, *page = device.shape
         self.num_pages = num_pages
-        self._device, self._states = _words(device), device_pages.states
+        self._states = device_pages.states
+        rows = device.view(-1, math.prod(page)).view(torch.uint8)
+        self._device = rows if rows.shape[1] % 8 else rows.view(torch.int64)  # in as few numbers as possible
+        """[num_layers * parts * pages, numbers]: a page has a row in each layer's keys, and one in its values."""
+        self._first_rows = np.arange(0, len(rows), num_device_pages)
+        """The rows of page 0."""
         self._streams = streams or streams_of(device.device)
         self.data = torch.empty(
             (num_pages, num_layers, parts, *page), dtype=device.dtype, pin_memory=device.device.type == "cuda"
         )
-        self._host = _words(self.data)
+        self._host = self.data.flatten(1).view(torch.uint8)
+        """[num_pages, bytes of a page]."""
         room = max(1, min(num_pages, slot_bytes // self.page_bytes))
-        slot = room, *self._host.shape[1:]
-        self._slots = [_Slot(self._device.new_empty(slot)) for _ in range(_NUM_SLOTS)]
+        slots = torch.empty((_NUM_SLOTS, room, self.page_bytes), dtype=torch.uint8, device=device.device)
+        self._slots = [_Slot(pages) for pages in slots]
         self._turn = 0
         self._filling: dict[int, Event] = {}  # host page -> the transfer that fills it, if it may still run
         self._draining: dict[int, Event] = {}  # host page -> the transfer that reads it
@@ -83,13 +86,13 @@ class HostKVPages:
 
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy pages (device, host) to the host, in all layers."""
-        for slot, part in self._parts(pairs):
+        for slot, part in self._parts(sorted(pairs, key=itemgetter(1))):
             self._gather([device for device, _ in part], slot)
             self._send_out(slot, [host for _, host in part])
 
     def copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy pages (device, host) to the device, in all layers."""
-        for slot, part in self._parts(pairs, filled_by="in"):
+        for slot, part in self._parts(sorted(pairs, key=itemgetter(1)), filled_by="in"):
             self._fetch_in([host for _, host in part], slot)
             self._scatter(slot, [device for device, _ in part])
             slot.is_free = self._streams.record("steps")
@@ -106,7 +109,7 @@ class HostKVPages:
             pages = packed.view(len(hosts), -1)
             for slot, part in self._parts(list(enumerate(hosts))):
                 first, last = part[0][0], part[-1][0] + 1
-                slot.bytes[: last - first] = pages[first:last]
+                slot.pages[: last - first] = pages[first:last]
                 self._send_out(slot, [host for _, host in part])
 
     def copy_states_in(self, copies: Sequence[StateCopy]) -> None:
@@ -118,7 +121,7 @@ class HostKVPages:
             for slot, part in self._parts(list(enumerate(hosts)), filled_by="in"):
                 first, last = part[0][0], part[-1][0] + 1
                 self._fetch_in([host for _, host in part], slot)
-                pages[first:last] = slot.bytes[: last - first]
+                pages[first:last] = slot.pages[: last - first]
                 slot.is_free = self._streams.record("steps")
             self._states.unpack(state, packed[: self._states.state_bytes])
 
@@ -173,8 +176,7 @@ class HostKVPages:
             self._streams.wait(name, event)
 
     def _gather(self, pages: Sequence[int], slot: _Slot) -> None:
-        sources = on_device(np.array(pages, dtype=np.int64), self._device.device)
-        torch.index_select(self._device, 2, sources, out=slot.pages[: len(pages)].permute(1, 2, 0, 3))
+        torch.index_select(self._device, 0, self._rows(pages), out=self._in_rows(slot, len(pages)))
 
     def _send(self, slot: _Slot, hosts: Sequence[int]) -> None:
         for start, stop, first in _runs(hosts):
@@ -185,13 +187,20 @@ class HostKVPages:
             slot.pages[start:stop].copy_(self._host[first : first + stop - start], non_blocking=True)
 
     def _scatter(self, slot: _Slot, pages: Sequence[int]) -> None:
-        targets = on_device(np.array(pages, dtype=np.int64), self._device.device)
-        self._device.index_copy_(2, targets, slot.pages[: len(pages)].permute(1, 2, 0, 3))
+        self._device.index_copy_(0, self._rows(pages), self._in_rows(slot, len(pages)))
+
+    def _rows(self, pages: Sequence[int]) -> torch.Tensor:
+        """Return the rows of pages of the device, page by page."""
+        rows = np.array(pages, dtype=np.int64)[:, None] + self._first_rows
+        return on_device(rows.ravel(), self._device.device)
+
+    def _in_rows(self, slot: _Slot, num_pages: int) -> torch.Tensor:
+        return slot.pages[:num_pages].view(self._device.dtype).view(-1, self._device.shape[1])
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page in all layers."""
-        return self.data[0].nbytes
+        return self._host.shape[1]
 
     @staticmethod
     def device_bytes(page_bytes: int) -> int:
@@ -210,11 +219,11 @@ class HostKVPages:
 
     def page(self, number: int) -> memoryview:
         """Return the memory of a page, layer by layer."""
-        return memoryview(self._host[number].flatten().view(torch.uint8).numpy())
+        return memoryview(self._host[number].numpy())
 
     def measure(self) -> float:
         """Measure the seconds to copy one of many pages in one direction. The device's pages are unchanged."""
-        count = min(_MEASURED_PAGES, self.num_pages, self._device.shape[2])
+        count = min(_MEASURED_PAGES, self.num_pages, len(self._device) // len(self._first_rows))
         pairs = [(page, page) for page in range(count)]
         seconds = []
         for _ in range(_ROUNDS + 1):
@@ -234,9 +243,3 @@ def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         if stop == len(pages) or pages[stop] != pages[stop - 1] + 1:
             yield start, stop, pages[start]
             start = stop
-
-
-def _words(pages: torch.Tensor) -> torch.Tensor:
-    """Return the same memory with the pages' last three dimensions as one, of as few numbers as possible."""
-    numbers = pages.flatten(3).view(torch.uint8)
-    return numbers if numbers.shape[-1] % 8 else numbers.view(torch.int64)
