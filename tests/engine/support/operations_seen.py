@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-VIEWS = {"aten.slice.Tensor", "aten.alias.default", "aten.view.default", "aten.select.int"}
+VIEWS = {
+    "aten.alias.default",
+    "aten.detach.default",
+    "aten.lift_fresh.default",
+    "aten.select.int",
+    "aten.slice.Tensor",
+    "aten.view.default",
+    "aten.view.dtype",
+}
 """Operations that compute nothing."""
 
 
@@ -15,8 +24,13 @@ class Operations(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: set[str] = set()
+        self.counts = Counter[str]()
+
+    @property
+    def seen(self) -> set[str]:
+        """The names of the operations so far."""
+        return set(self.counts)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.add(str(func))
+        self.counts[str(func)] += 1
         return func(*args, **(kwargs or {}))
