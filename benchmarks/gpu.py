@@ -68,6 +68,7 @@ SECTIONS: dict[str, Share] = {
     "fp8_kv": Share(30, 60),
     "fp8_weights": Share(30, 60),
     "long": Share(30, 60),
+    "host": Share(40, 90),
     "compiled": Share(30, 75),
     "server": Share(60, 150),
     "second_gpu": Share(20, 45),
@@ -121,7 +122,7 @@ def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
     if "start" in wanted:
         yield from (Job(("start",), model) for model in closer)
     yield from (Job((section,)) for section in ("speed", "prompts") if section in wanted)
-    for section in ("fp8_kv", "fp8_weights", "mixed", "long", "compiled"):
+    for section in ("fp8_kv", "fp8_weights", "mixed", "long", "host", "compiled"):
         yield from (Job((section,), model) for model in closer if section in wanted)
     if "check_mixture" in wanted:
         yield Job(("check_mixture",))
@@ -143,7 +144,7 @@ class Plan(NamedTuple):
 _06B, _8B, _30B = "qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b"
 PLANS: dict[str, Plan] = {
     "first": Plan(
-        430,
+        480,
         (
             Job(("start",), _8B),
             Job(("check",)),
@@ -152,6 +153,7 @@ PLANS: dict[str, Plan] = {
             Job(("anatomy",), _06B),
             Job(("prompts",)),
             Job(("mixed",), _8B),
+            Job(("host",), _8B),
             Job(("fp8_kv",), _8B),
             Job(("fp8_weights",), _8B),
             Job(("experts",)),

@@ -23,7 +23,7 @@ from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
 from benchmarks.gpu_sections.messages import PEERS, Inapplicable, Measurement, Teller
 from benchmarks.gpu_sections.shapes import MIXTURES, MODELS, SMALL, Size
 from benchmarks.gpu_sections.workload import EIGHT_BITS, FULL, MIXTURE, SEVERAL, TINY
-from engine.settings.config import GPU_DEFAULTS
+from engine.settings.config import GPU_DEFAULTS, EngineConfig
 
 _UNKNOWN = Rates(1.0, 1.0)
 """Stands for a machine's rates when measuring them failed: then no share is told."""
@@ -173,6 +173,15 @@ class Child:
         # All rows have the same context, whose KV cascade attention would read once for all of them.
         yield from self._new_runs(max_model_len=room, cascade_attention="off").long()
 
+    def _host(self) -> Iterator[Measurement]:
+        """In an engine whose KV pages hold one long prompt, and its host pages another."""
+        length = self._work.long + 64
+        size = Size.of(self._raw).kv_per_token * self._bytes().kv * length
+        settings = {"kv_pages": -(-length // self._page_size), "host_kv_gib": size / 2**30, "host_kv_min_uses": 1}
+        runs = self._new_runs(max_model_len=length, **settings)
+        yield from runs.copies()
+        yield from runs.host()
+
     def _decode(self) -> Iterator[Measurement]:
         yield from self._engine_runs().decode()
 
@@ -273,6 +282,10 @@ class Child:
         if self._is_tiny:
             settings |= {"max_running": 64, "max_step_tokens": self._work.max_step_tokens, "kv_pages": 1024}
         return settings | self._asked_settings
+
+    @property
+    def _page_size(self) -> int:
+        return EngineConfig(model="", **self._asked_settings).page_size
 
     def _described(self) -> str:
         """The settings, in words."""

@@ -7,12 +7,16 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
+from typing import cast
 
 from benchmarks.gpu_sections.drive import Trace, drive
 from benchmarks.gpu_sections.limits import Limits
 from benchmarks.gpu_sections.messages import Measurement
+from benchmarks.gpu_sections.timing import seconds_of
 from benchmarks.gpu_sections.workload import Workload
+from engine.attention.host_pages import HostKVPages
 from engine.program.engine import Engine
+from engine.runner.model_runner import ModelRunner
 from engine.values.sampling_params import SamplingParams
 
 _WARM_STEPS = 8
@@ -148,6 +152,33 @@ class Runs:
             trace = drive(self._engine, [prompt] * rows, [work.long_decoded] * rows)
             line = self.decoded(rows, trace, length)
             yield replace(line, what=f"long, {line.what} after {length}", aim=None)
+
+    def copies(self) -> Iterator[Measurement]:
+        """Pages to host memory and back, to neighbours there and to places of their own."""
+        pages = cast(ModelRunner, self._engine.runner).pages
+        count = min(self._work.copied, pages.num_pages)
+        host = HostKVPages(pages, 2 * count)
+        for stride, name in ((1, "neighbours"), (2, "single pages")):
+            pairs = [(page, stride * page) for page in range(count)]
+            for way, copy in (("out", host.copy_out), ("in", host.copy_in)):
+                seconds = seconds_of(partial(copy, pairs), pages.data.device, calls=2)
+                rate = count * host.page_bytes / seconds / 1e9
+                note = f"{rate:.1f} GB/s; at least 40 on PCIe 5.0"
+                yield self._line(f"copies {way}, {count} {name}", seconds=seconds, note=note)
+
+    def host(self) -> Iterator[Measurement]:
+        """A long prompt; another, for which its KV goes to host memory; and the first one again, from there."""
+        length = self._work.long
+        for what, number in (("first", 0), ("another", 1), ("first again", 0)):
+            trace = drive(self._engine, [self._work.prompt(8 * 10**6 + number, length)], [1])
+            taken, cached = trace.first[0], trace.cached[0]
+            yield self._line(
+                f"host memory, {what} of {length}",
+                tokens_per_s=length / taken,
+                seconds=taken,
+                least=partial(Limits.prefill, start=cached, end=length),
+                note=f"{cached} tokens cached",
+            )
 
     def offline(self) -> Iterator[Measurement]:
         """The workload of nano-vllm and mini-sglang: output tokens over all the time it takes."""

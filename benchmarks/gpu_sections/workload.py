@@ -48,6 +48,8 @@ class Workload:
     """Most tokens of a step, where prompts come."""
     long: int = 130_000
     long_decoded: int = 32
+    copied: int = 512
+    """Pages that are copied to host memory and back."""
     max_step_tokens: int = GPU_DEFAULTS["max_step_tokens"]
     max_token_id: int = 10_000
 
@@ -97,5 +99,6 @@ TINY = Workload(
     steps_beside=10,
     step_tokens=(96, 64),
     long=300,
+    copied=8,
     max_step_tokens=64,
 )

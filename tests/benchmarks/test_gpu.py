@@ -68,6 +68,8 @@ def test_it_runs_where_only_torch_triton_and_transformers_are_installed(tmp_path
         "3 prompts of 40 next to 2 decodes, steps of 64",
         "long, second of 300",
         "long, decode, 4 rows after 300",
+        "host memory, first of 300",
+        "host memory, first again of 300",
         "decode, 3 rows, KV fp8",
         "prefill, 96, weights fp8",
     } <= set(speeds)
@@ -75,6 +77,8 @@ def test_it_runs_where_only_torch_triton_and_transformers_are_installed(tmp_path
     assert {
         "anatomy, 3 rows: products",
         "anatomy, 3 rows: attention",
+        "copies out, 8 neighbours",
+        "copies in, 8 single pages",
         "prompt, 2 x 20",
         "engine, prompts cached, mixture of experts",
         "clocks",
@@ -87,6 +91,7 @@ def test_it_runs_where_only_torch_triton_and_transformers_are_installed(tmp_path
     assert {"decode, 1 row", "decode, 3 rows", "prefill, 96", "prefix, cold", "prefix, warm"} <= set(speeds)
     assert all(line["tokens_per_s"] > 0 and line["limit_share"] > 0 for line in speeds.values())
     assert "64 of 72 tokens cached" in speeds["prefix, warm"]["note"]
+    assert speeds["host memory, first again of 300"]["note"] == "288 tokens cached"
     assert re.search(r"the first of this length took [\d.]+ times as long", speeds["prefill, 96"]["note"])
     assert found["facts"]["settings"] == "tiny, max_step_stretch null"
     assert any(line["by"] == "transformers" for line in found["measurements"])
