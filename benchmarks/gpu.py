@@ -144,7 +144,7 @@ class Plan(NamedTuple):
 _06B, _8B, _30B = "qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b"
 PLANS: dict[str, Plan] = {
     "first": Plan(
-        480,
+        430,
         (
             Job(("start",), _8B),
             Job(("check",)),
@@ -153,7 +153,6 @@ PLANS: dict[str, Plan] = {
             Job(("anatomy",), _06B),
             Job(("prompts",)),
             Job(("mixed",), _8B),
-            Job(("host",), _8B),
             Job(("fp8_kv",), _8B),
             Job(("fp8_weights",), _8B),
             Job(("experts",)),

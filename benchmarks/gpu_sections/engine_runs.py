@@ -163,7 +163,7 @@ class Runs:
             for way, copy in (("out", host.copy_out), ("in", host.copy_in)):
                 seconds = seconds_of(partial(copy, pairs), pages.data.device, calls=2)
                 rate = count * host.page_bytes / seconds / 1e9
-                note = f"{rate:.1f} GB/s; at least 40 on PCIe 5.0"
+                note = f"{rate:.1f} GB/s (aim: 40 on PCIe 5.0)"
                 yield self._line(f"copies {way}, {count} {name}", seconds=seconds, note=note)
 
     def host(self) -> Iterator[Measurement]:
