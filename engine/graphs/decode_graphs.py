@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Literal
 
 import torch
@@ -28,8 +29,9 @@ from engine.graphs.row_assignment import RowAssigner, RowChanges, RowLayout
 from engine.graphs.step_graphs import Capture, DecodeSize, DecodeSizes, StepGraphs
 from engine.sampling.graph_chooser import GraphChooser, fits_forward, fits_graph, fits_masked_graph, is_cut
 from engine.sampling.masks import Failures, GrammarMasks, StaticMasks
+from engine.sampling.step_rows import rows_of_step
 from engine.values.logprobs import TokenLogprobs
-from engine.values.plan import Chunk, PagePair, StepPlan
+from engine.values.plan import Chunk, PagePair, StepPlan, StepResult
 from engine.values.request import PENDING
 from engine.values.sampling_row import SamplingRow
 
@@ -71,16 +73,22 @@ class GraphStep:
         if not self.chunks:
             return []
         assert self.tails is not None
-        sampled = known()
-        rows: list[SamplingRow | None] = [None] * len(self.rows)
-        for row, chunk in zip(self.rows, self.chunks, strict=True):
-            source, end = self.tails[row], chunk.start + 1
-            rows[row] = (
-                SamplingRow(chunk.request, end)
-                if source is None
-                else SamplingRow(chunk.request, end - 1, sampled[source : source + 1])
-            )
-        return [row for row in rows if row is not None]
+        pairs = sorted(zip(self.rows, self.chunks, strict=True), key=itemgetter(0))
+        return rows_of_step([chunk for _, chunk in pairs], self.tails, known)
+
+    def result(
+        self,
+        sampled: list[int],
+        prepare: float,
+        sample: float,
+        logprobs: list[TokenLogprobs | None],
+        *,
+        is_replayed: bool,
+    ) -> StepResult:
+        """Return the step's result, in the plan's order; the tokens and log-probabilities are in the graph's."""
+        tokens = [sampled[row] for row in self.rows]
+        reports = [logprobs[row] for row in self.rows]
+        return StepResult(tokens, reports, None, prepare, sample, is_replayed=is_replayed)
 
 
 class DecodeGraphs:

@@ -77,11 +77,12 @@ class ParallelRunner:
         """End the other ranks. Idempotent."""
         self.rank_group.close()
 
-    def _compute(self, step: PreparedStep, changes: Changes) -> StepResult:
+    def _compute(self, step: PreparedStep, changes: Changes) -> StepResult | StepUnderway:
         with self.losing():
             if changes:
                 self._runner.place_copies(changes)
-            return self._runner.compute(step)
+            found = self._runner.compute(step)
+            return found if isinstance(found, StepResult) else _SharedStep(found, self)
 
     def _replay(self, step: GraphStep, changes: Changes) -> StepUnderway:
         with self.losing():

@@ -48,7 +48,7 @@ from engine.ranks.messages import (
 from engine.runner.model_runner import ModelRunner
 from engine.runner.prepared_step import PreparedStep
 from engine.runner.stage_runner import Begun, StageRunner
-from engine.values.plan import StepUnderway
+from engine.values.plan import StepResult, StepUnderway, result_of
 
 _CONNECT_S = 30.0
 
@@ -129,13 +129,13 @@ class _Doing:
         self._reports, self._device = reports, device
         self._begun: deque[Begun] = deque()
         """The steps that are on later stages, if this rank is of the first of several."""
-        self._underway: StepUnderway | None = None
-        """The last step, if it was launched as a graph: only rank 0 waits for tokens."""
+        self._last: StepResult | StepUnderway = StepResult((), ())
+        """The last step, which the device may still run: only rank 0 waits for tokens."""
 
     def do(self, work: Work) -> None:
         """Run a step, or move a page after the earlier steps."""
         if isinstance(work, ReplayTask):
-            self._underway = self._runner.replay(work.step())
+            self._last = self._runner.replay(work.step())
             return
         if isinstance(work, StepTask):
             self._run(work.step(self._device))
@@ -147,14 +147,12 @@ class _Doing:
             assert isinstance(self._runner, StageRunner), "only stages finish steps"
             self._runner.finish(self._begun.popleft())
             return
-        if self._underway is not None:  # The GPU may still copy pages.
-            self._underway.wait()
-            self._underway = None
+        self._last = result_of(self._last)  # The GPU may still copy pages.
         self._move(work)
 
     def _run(self, step: PreparedStep) -> None:
         if not isinstance(self._runner, StageRunner):
-            self._runner.compute(step)
+            self._last = self._runner.compute(step)
         elif self._runner.is_first:
             self._begun.append(self._runner.begin(step))
         else:

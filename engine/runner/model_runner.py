@@ -36,8 +36,8 @@ from engine.models.expert_load import ExpertLoad
 from engine.models.native_decoder import NativeDecoder
 from engine.parallel.collective import ALONE, Collective
 from engine.parallel.sampler import shared
+from engine.runner.launched_step import LaunchedStep
 from engine.runner.prepared_step import PreparedStep
-from engine.runner.replayed_step import ReplayedStep
 from engine.runner.stage_clock import StageClock
 from engine.runner.token_reader import TokenReader, TokensUnderway
 from engine.sampling.graph_chooser import graph_chooser_for
@@ -46,7 +46,8 @@ from engine.sampling.pooled import pool
 from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.sampling.sampler import sampler_for
 from engine.settings.kv_tier import KVTier
-from engine.values.plan import Step, StepPlan, StepResult, result_of
+from engine.values.logprobs import TokenLogprobs
+from engine.values.plan import Step, StepPlan, StepResult, StepUnderway, result_of
 
 
 class ModelRunner:
@@ -94,8 +95,9 @@ class ModelRunner:
         null_slot = None if states is None else states.null_slot
         self._places = Places(self.page_size, pages.null_page, null_slot, pages.num_groups)
         self._reader = TokenReader(self.device)
+        self._no_tokens = torch.empty(0, dtype=torch.int64, device=self.device)
         self._sampled: torch.Tensor | None = None  # sampled by the last step; the next one may begin with these
-        self._underway = TokensUnderway(torch.empty(0, dtype=torch.int64), None)  # the same tokens for the host
+        self._underway = TokensUnderway(self._no_tokens, None)  # the same tokens for the host
         self._empty_page: int | None = None  # page for the unused rows and tokens of graphs
         self._decodes: DecodeGraphs | None = None
         self._others: TokenGraphs | None = None
@@ -289,23 +291,29 @@ class ModelRunner:
         """Read all that a step needs of the scheduler's state, with its tensors on `device`."""
         return PreparedStep.of(plan, self._places, device)
 
-    def compute(self, step: PreparedStep) -> StepResult:
-        """Run a step whose tensors are on this runner's device. Its copies to the host are then complete."""
+    def compute(self, step: PreparedStep) -> StepResult | StepUnderway:
+        """Run a step whose tensors are on this runner's device. A GPU is not waited for."""
         with torch.inference_mode():  # A decorator would create a new context for each call.
-            result = self._compute(step)
-            self._copied(step)()
-        return result
+            found = self._launch(step)
+            return found if self._is_behind else result_of(found)
 
-    def _compute(self, step: PreparedStep) -> StepResult:
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the device still runs a step when the step returns. Tests record graphs on CPUs, too."""
+        return self.device.type == "cuda" or self._decodes is not None
+
+    def _launch(self, step: PreparedStep) -> StepResult | LaunchedStep:
         stages = StageClock(self.device)
         before, self._sampled = self._sampled, None  # Drop it even if the step fails.
         self._copy_pages(step)
+        finish = self._copied(step)
         if step.batch is None:
             stages.wait()
+            finish()
             return StepResult((), ())
         stages.begin_forward()
         hidden, is_replayed = self._hidden(step.token_ids(before), step.batch)
-        return self._sample(step, hidden, before, stages, is_replayed=is_replayed)
+        return self._sample(step, hidden, before, stages, finish, is_replayed=is_replayed)
 
     def _sample(
         self,
@@ -313,28 +321,30 @@ class ModelRunner:
         hidden: torch.Tensor,
         before: torch.Tensor | None,
         stages: StageClock,
+        finish: Callable[[], None] = lambda: None,
         *,
         is_replayed: bool,
-    ) -> StepResult:
-        """Compute the result of a step from the hidden states of its tokens, [N, hidden_size]."""
+    ) -> LaunchedStep:
+        """Launch what follows the hidden states of a step's tokens, [N, hidden_size]. Waits only for values that
+        the host needs: of tokens before, and of log-probabilities and pooled tokens.
+        """
         vocab_size = self.model_config.vocab_size
         scores = score(self.decoder.logits, hidden, step.wanted, vocab_size, SLICE_BYTES)
         pooled = pool(self.decoder, hidden, step.pooled) if step.pooled else {}
-        if not step.num_rows:
-            stages.wait()  # Other threads read its pages once its result is there.
-            return StepResult((), (), None, stages.prepare_seconds, prompt_logprobs=scores, pooled=pooled)
-        logits = self.decoder.logits(step.sampling(hidden))
-        stages.begin_sampling()
-        rows = step.rows([] if before is None else self._read())
-        self._sampled, logprobs = self._sampler.sample(logits, rows)
-        self._underway = self._reader.begin(self._sampled)
-        sampled = self._underway.wait()
-        sample_s = stages.sample_seconds()
-        times = stages.prepare_seconds, sample_s
-        return step.result(sampled, logprobs, *times, scores, pooled, is_replayed=is_replayed)
+        sampled, logprobs = self._no_tokens, list[TokenLogprobs | None]()
+        if step.num_rows:
+            logits = self.decoder.logits(step.sampling(hidden))
+            stages.begin_sampling()
+            sampled, logprobs = self._sampler.sample(logits, step.rows(self._known(before)))
+            stages.end_sampling()
+            self._sampled = sampled
+        # Without tokens, too, the result comes after the step's work: other threads then read its pages.
+        self._underway = self._reader.begin(sampled)
+        result = partial(step.result, logprobs=logprobs, scores=scores, pooled=pooled, is_replayed=is_replayed)
+        return LaunchedStep(self._underway, stages, result, finish)
 
     @torch.inference_mode()
-    def replay(self, step: GraphStep) -> ReplayedStep:
+    def replay(self, step: GraphStep) -> LaunchedStep:
         """Launch a step by replaying its graph."""
         decodes = self._decodes
         assert decodes is not None
@@ -345,14 +355,17 @@ class ModelRunner:
         stages.begin_forward()
         is_replayed = decodes.forward(step, before)
         stages.begin_sampling()
-        sampled, reports = decodes.sample(step, self._read if before is not None else list)
+        sampled, logprobs = decodes.sample(step, self._known(before))
         stages.end_sampling()
         self._sampled, self._underway = sampled, self._reader.begin(sampled)
-        return ReplayedStep(step.rows, self._underway, reports, stages, is_replayed=is_replayed, finish=finish)
+        result = partial(step.result, logprobs=logprobs, is_replayed=is_replayed)
+        return LaunchedStep(self._underway, stages, result, finish)
 
-    def _read(self) -> list[int]:
-        """Wait for the tokens that the previous step sampled, and return them."""
-        return self._underway.wait()
+    def _known(self, before: torch.Tensor | None) -> Callable[[], Sequence[int]]:
+        """Return a function that waits for the tokens that the previous step sampled, if it did, and returns
+        them.
+        """
+        return list if before is None else self._underway.wait
 
     def _decode(self, token_ids: torch.Tensor, batch: AttentionBatch, logits: torch.Tensor) -> None:
         assert isinstance(self.decoder, Decoder), "graphs are for GPUs"

@@ -6,7 +6,7 @@ device rows:     0      1           2           for which tokens are sampled
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -19,6 +19,7 @@ from engine.attention.pinned import on_device
 from engine.attention.places import Places
 from engine.sampling.pooled import PooledRow, rows_to_pool
 from engine.sampling.prompt_logprobs import PromptSpan, spans_to_score
+from engine.sampling.step_rows import rows_of_step
 from engine.values.logprobs import PackedLogprobs, TokenLogprobs
 from engine.values.plan import Chunk, PagePair, StateCopy, StepPlan, StepResult, num_accepted
 from engine.values.request import PENDING
@@ -118,37 +119,20 @@ class PreparedStep:
             return hidden
         return hidden.index_select(0, self.sampled_positions)
 
-    def rows(self, sampled: Sequence[int]) -> list[SamplingRow]:
-        """Return the rows for which tokens are sampled; `sampled` are the previous step's tokens."""
-        if not self.has_drafts:
-            return [
-                SamplingRow(chunk.request, chunk.start + chunk.num_tokens)
-                if source is None
-                else SamplingRow(chunk.request, chunk.start + chunk.num_tokens - 1, sampled[source : source + 1])
-                for chunk, source in zip(self.chunks, self.tails, strict=True)
-            ]
-        rows = []
-        for chunk, source in zip(self.chunks, self.tails, strict=True):
-            end = chunk.start + chunk.num_tokens - chunk.num_drafts
-            if source is not None:
-                rows.append(SamplingRow(chunk.request, end - 1, sampled[source : source + 1]))
-            else:
-                rows.append(SamplingRow(chunk.request, end))
-            for index in range(chunk.num_drafts):
-                first = chunk.num_tokens - chunk.num_drafts
-                rows.append(SamplingRow(chunk.request, end, chunk.token_ids[first : first + index + 1]))
-        return rows
+    def rows(self, known: Callable[[], Sequence[int]]) -> list[SamplingRow]:
+        """Return the rows for which tokens are sampled; `known` returns the previous step's tokens."""
+        return rows_of_step(self.chunks, self.tails, known)
 
     def result(
         self,
         sampled: list[int],
-        logprobs: list[TokenLogprobs | None],
         prepare: float,
         sample: float,
+        logprobs: list[TokenLogprobs | None],
         scores: Mapping[str, PackedLogprobs],
         pooled: Mapping[str, bytes],
         *,
-        is_replayed: bool = False,
+        is_replayed: bool,
     ) -> StepResult:
         """Return the step's result: for a chunk with draft tokens, its tokens up to the first that differs."""
         if not self.has_drafts:

@@ -10,39 +10,38 @@ import torch
 class StageClock:
     """Times one step from its construction on; `StepResult` describes the times.
 
-    Because a GPU runs behind its host, events in its stream time the forward pass. They are read after sampling,
-    which waits for the device anyway, so that nothing waits here.
+    Because a GPU runs behind its host, events in its stream time sampling. They are read when the tokens are on
+    the host, so that nothing waits here.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._began = time.perf_counter()
-        self._forward_at = self._sample_at = self._began
+        self._forward_at = self._began
+        self._sample_at: float | None = None
         self._device = device
         self._events: list[torch.cuda.Event] | None = None
-        self._is_ended = False
         if device.type == "cuda":
-            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
     def begin_forward(self) -> None:
         """Mark the beginning of the forward pass."""
         self._forward_at = time.perf_counter()
-        if self._events is not None:
-            self._events[0].record(torch.cuda.current_stream(self._device))
 
     def begin_sampling(self) -> None:
         """Mark the beginning of sampling: the forward pass is computed or queued."""
         self._sample_at = time.perf_counter()
-        if self._events is not None:
-            self._events[1].record(torch.cuda.current_stream(self._device))
+        self._record(0)
 
     def end_sampling(self) -> None:
-        """Mark the end of sampling in steps whose tokens are read later, when other steps may already run."""
-        self._is_ended = True
+        """Mark the end of sampling. The tokens are read later, when other steps may already run."""
+        self._record(1)
+
+    def _record(self, at: int) -> None:
         if self._events is not None:
-            self._events[2].record(torch.cuda.current_stream(self._device))
+            self._events[at].record(torch.cuda.current_stream(self._device))
 
     def wait(self) -> None:
-        """Wait for all queued work of the device, in a step that samples nothing."""
+        """Wait for all queued work of the device, in a step without tokens."""
         if self._events is not None:
             torch.cuda.current_stream(self._device).synchronize()
 
@@ -52,12 +51,12 @@ class StageClock:
         return self._forward_at - self._began
 
     def sample_seconds(self) -> float:
-        """Return the seconds since the forward pass ended. Call it when the sampled tokens are on the host."""
-        sampled_at = time.perf_counter()
+        """Return the seconds since the forward pass ended, 0 in a step that samples nothing. Call it when the
+        sampled tokens are on the host.
+        """
+        if self._sample_at is None:
+            return 0.0
         if self._events is None:
-            return sampled_at - self._sample_at
-        begin, end, sampled = self._events
-        if self._is_ended:
-            return float(end.elapsed_time(sampled)) / 1e3
-        forward = float(begin.elapsed_time(end)) / 1e3
-        return max(sampled_at - self._forward_at - forward, 0.0)
+            return time.perf_counter() - self._sample_at
+        begin, end = self._events
+        return float(begin.elapsed_time(end)) / 1e3

@@ -90,7 +90,7 @@ class StageRunner(ModelRunner):
             if len(rows) < len(step.ids):
                 hidden = received.new_empty(len(step.ids), received.shape[1])
                 hidden.index_copy_(0, on_device(rows, self.device), received)
-            return self._sample(step, hidden, None, stages, is_replayed=is_replayed)
+            return self._sample(step, hidden, None, stages, is_replayed=is_replayed).wait()
 
     def measure(self, plan: StepPlan, rounds: int) -> tuple[float, float]:
         """Return the seconds that this stage's layers, and on the first stage its output head, take for a step:
@@ -124,7 +124,8 @@ class StageRunner(ModelRunner):
         dtype = torch.float32 if isinstance(self.decoder, NativeDecoder) else self.decoder.embed.weight.dtype
         return torch.empty(num_rows, self.model_config.hidden_size, dtype=dtype, device=self.device)
 
-    def _compute(self, step: PreparedStep) -> StepResult:
+    def compute(self, step: PreparedStep) -> StepResult:
+        """Pass a step through all stages, and wait for its result."""
         return self.finish(self.begin(step))
 
     def add_token_graphs(

@@ -10,6 +10,7 @@ import torch
 
 from cache import PageCopy
 from engine.runner.stage_clock import StageClock
+from engine.runner.token_reader import TokensUnderway
 from engine.settings.config import EngineConfig
 from engine.values.plan import StepPlan
 from tests.engine.support.oracle import FAMILIES, VOCAB, Tiny, oracle_greedy, oracle_logits, tiny_models
@@ -169,14 +170,21 @@ def test_a_step_reports_the_time_of_its_preparation_and_sampling(tiny: Tiny) -> 
 
 
 def test_a_step_that_samples_nothing_has_ended_on_its_device(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else waits for it there, and once it is over, other threads read and write its pages."""
-    waits: list[StageClock] = []
-    monkeypatch.setattr(StageClock, "wait", lambda clock: waits.append(clock))
+    """Once it is over, other threads read and write its pages. Its reading of no tokens follows its work."""
+    waits: list[str] = []
+    wait = TokensUnderway.wait
+
+    def noted(tokens: TokensUnderway) -> list[int]:
+        waits.append("tokens")
+        return wait(tokens)
+
+    monkeypatch.setattr(TokensUnderway, "wait", noted)
+    monkeypatch.setattr(StageClock, "wait", lambda _: waits.append("all"))
     runner = load_runner(tiny("qwen3"))
     row = RequestByHand(random_prompt(60, seed=1), range(4))
     run_step(runner, [(row, 40)])
-    assert len(waits) == 1
+    assert waits == ["tokens"]
     runner.run(StepPlan())
-    assert len(waits) == 2
+    assert waits == ["tokens", "all"]
     run_step(runner, [(row, None)])
-    assert len(waits) == 2, "who reads the tokens waits"
+    assert waits == ["tokens", "all", "tokens"], "who reads the tokens waits"
