@@ -77,7 +77,7 @@ def attention(dtype: str, rows: int, prefix: int, rounds: int) -> dict[str, Any]
     tables = [order[:shared] + order[shared + row * own :][:own] for row in range(rows)]
     request = Request.make("r", [0], SamplingParams(), arrival=0.0, seed=0, namespace=Namespace("m"))
     chunks = [Chunk(request, prefix + OWN - 1, 1, [0], table, samples=True) for table in tables]
-    batch = AttentionBatch.from_chunks(chunks, PAGE_SIZE, pages.null_page, CPU)
+    batch = AttentionBatch.from_chunks(chunks, PAGE_SIZE, pages.null_page)
     shape = AttentionShape(16, 8, 128, PAGE_SIZE, frozenset({None}))
     steps = {
         arm: NativeAttention(replace(shape, is_cascade=arm == "auto")).prepare(batch, pages.null_page)

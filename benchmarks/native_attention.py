@@ -164,7 +164,7 @@ def paged_attention(workload: Workload, dtype: torch.dtype = torch.bfloat16) -> 
     request = Request.make("r", [0], SamplingParams(), arrival=0.0, seed=0, namespace=Namespace("m"))
     held = [order[row * per_row : (row + 1) * per_row] for row in range(w.rows)]
     chunks = [Chunk(request, w.context - w.new, w.new, [0] * w.new, own, samples=True) for own in held]
-    batch = AttentionBatch.from_chunks(chunks, w.page_size, pages.null_page, CPU)
+    batch = AttentionBatch.from_chunks(chunks, w.page_size, pages.null_page)
     shape = AttentionShape(w.heads, w.kv_heads, w.head_dim, w.page_size, frozenset({None}), latent=w.latent)
     query = torch.randn(w.rows * w.new, w.heads, w.head_dim).to(dtype)
     key, *value = torch.randn(parts, w.rows * w.new, w.kv_heads, w.head_dim).to(dtype)

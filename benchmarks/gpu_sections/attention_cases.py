@@ -11,6 +11,7 @@ from cache import Namespace
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import FP8, UNSCALED, KVScales
+from engine.attention.pinned import to_device
 from engine.values.plan import Chunk
 from engine.values.request import Request
 from engine.values.sampling_params import SamplingParams
@@ -78,7 +79,7 @@ def make_case(
     for (start, length), num_pages in zip(rows, counts, strict=True):
         chunks.append(Chunk(_request(), start, length, [0] * length, order[at : at + num_pages], samples=True))
         at += num_pages
-    batch = AttentionBatch.from_chunks(chunks, shape.page_size, sum(counts), device)
+    batch = to_device(AttentionBatch.from_chunks(chunks, shape.page_size, sum(counts)), device)
     num_tokens = sum(length for _, length in rows)
     query = torch.empty(num_tokens, shape.num_heads, shape.head_dim, dtype=dtype, device=device)
     query.normal_(generator=generator)

@@ -87,7 +87,7 @@ class Oracle:
         sampling = SamplingParams(max_tokens=1)
         request = Request.make("r", tokens, sampling, arrival=0.0, seed=0, namespace=Namespace("check"))
         chunk = Chunk(request, 0, len(tokens), tokens, range(num_pages), samples=True)
-        batch = AttentionBatch.from_chunks([chunk], 16, pages.null_page, _CPU)
+        batch = AttentionBatch.from_chunks([chunk], 16, pages.null_page)
         step = ReferenceAttention(self._shape).prepare(batch, pages.null_page)
         logits = self._decoder.logits(self._decoder(torch.tensor(tokens), step, pages)[len(prompt) - 1 :])
         chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]

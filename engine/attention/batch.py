@@ -97,12 +97,11 @@ class AttentionBatch:
         chunks: Sequence[Chunk],
         page_size: int,
         null_page: int,
-        device: torch.device,
         null_slot: int | None = None,
         num_groups: int = 1,
     ) -> AttentionBatch:
-        """Build the batch of a plan's chunks (at least one), in their order. `null_slot` is that of the model's
-        states; None if it has none. `num_groups`: groups of layers with page tables of their own.
+        """Build the batch of a plan's chunks (at least one), in their order, on the host. `null_slot` is that of
+        the model's states; None if it has none. `num_groups`: groups of layers with page tables of their own.
         """
         query_lens = [chunk.num_tokens for chunk in chunks]
         num_decodes = next((row for row, n in enumerate(query_lens) if n != 1), len(chunks))
@@ -132,14 +131,14 @@ class AttentionBatch:
             num_decodes=num_decodes,
             query_lens=query_lens,
             kv_lens_host=ends,
-            qo_indptr=on_device(indptr, device),
-            kv_lens=on_device(np.array(ends, dtype=np.int32), device),
-            block_table=on_device(table, device),
-            slot_mapping=on_device(slots, device),
-            positions=on_device(positions, device),
-            states=None if null_slot is None else StateBatch.from_chunks(chunks, null_slot, device),
-            more_tables=None if tables is None else on_device(tables, device),
-            more_slots=None if more_slots is None else on_device(more_slots, device),
+            qo_indptr=torch.from_numpy(indptr),
+            kv_lens=torch.from_numpy(np.array(ends, dtype=np.int32)),
+            block_table=torch.from_numpy(table),
+            slot_mapping=torch.from_numpy(slots),
+            positions=torch.from_numpy(positions),
+            states=None if null_slot is None else StateBatch.from_chunks(chunks, null_slot),
+            more_tables=None if tables is None else torch.from_numpy(tables),
+            more_slots=None if more_slots is None else torch.from_numpy(more_slots),
         )
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass, replace
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
 import numpy.typing as npt
 import torch
+
+T = TypeVar("T")
+_ALIGNED = 16
+"""Bytes at whose multiples tensors begin, so that the same compiled kernels accept them as separate tensors."""
 
 
 def on_device(values: npt.NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -31,3 +39,65 @@ def on_host(values: torch.Tensor) -> torch.Tensor:
     there.record(torch.cuda.current_stream(values.device))
     there.synchronize()
     return here
+
+
+def to_device(step: T, device: torch.device) -> T:
+    """Return a copy of a dataclass with all its tensors on `device`, including those of nested dataclasses. They
+    are sent in one copy.
+
+    If `device` is a CPU, return the dataclass itself, whose tensors are already there.
+    """
+    if device.type == "cpu":
+        return step
+    packed = Packed.of([*_tensors(step)], is_pinned=device.type == "cuda")
+    there = packed.words.to(device, non_blocking=True)
+    return cast("T", _replaced(step, iter(packed.views(there))))
+
+
+class Packed(NamedTuple):
+    """Tensors of the host, one after another in memory."""
+
+    words: torch.Tensor
+    """uint8 [bytes]."""
+    parts: Sequence[torch.Tensor]
+    """The tensors that were packed."""
+    places: Sequence[int]
+    """The byte at which each begins."""
+
+    @classmethod
+    def of(cls, parts: Sequence[torch.Tensor], *, is_pinned: bool) -> Packed:
+        """Copy contiguous tensors. The allocator of pinned memory knows when a copy to a device has read it."""
+        places = [*accumulate([-(-part.nbytes // _ALIGNED) * _ALIGNED for part in parts], initial=0)]
+        words = torch.empty(places.pop(), dtype=torch.uint8, pin_memory=is_pinned)
+        target = words.numpy()
+        for part, place in zip(parts, places, strict=True):
+            target[place : place + part.nbytes] = part.numpy().reshape(-1).view(np.uint8)
+        return cls(words, parts, places)
+
+    def views(self, words: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors as parts of a copy of `words`."""
+        return [
+            words[place : place + part.nbytes].view(part.dtype).view(part.shape)
+            for part, place in zip(self.parts, self.places, strict=True)
+        ]
+
+
+def _tensors(step: Any) -> Iterator[torch.Tensor]:
+    for field in fields(step):
+        value = getattr(step, field.name)
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif is_dataclass(value):
+            yield from _tensors(value)
+
+
+def _replaced(step: Any, tensors: Iterator[torch.Tensor]) -> object:
+    """Return a copy with other tensors, which come in the order of `_tensors`."""
+    moved: dict[str, object] = {}
+    for field in fields(step):
+        value = getattr(step, field.name)
+        if isinstance(value, torch.Tensor):
+            moved[field.name] = next(tensors)
+        elif is_dataclass(value):
+            moved[field.name] = _replaced(value, tensors)
+    return replace(step, **moved)

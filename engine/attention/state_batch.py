@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from cache import StateStep
-from engine.attention.pinned import on_device
 from engine.values.plan import Chunk
 
 
@@ -55,9 +54,9 @@ class StateBatch:
         return cls(torch.arange(len(slots), device=slots.device), slots, slots, ())
 
     @classmethod
-    def from_chunks(cls, chunks: Sequence[Chunk], null_slot: int, device: torch.device) -> StateBatch:
-        """Build the batch of a plan's chunks. A chunk without a `StateStep`, in steps outside of a scheduler, uses
-        slot 0.
+    def from_chunks(cls, chunks: Sequence[Chunk], null_slot: int) -> StateBatch:
+        """Build the batch of a plan's chunks, on the host. A chunk without a `StateStep`, in steps outside of a
+        scheduler, uses slot 0.
         """
         plain: list[tuple[int, int, int]] = []
         rows: list[StateRow] = []
@@ -74,5 +73,5 @@ class StateBatch:
                 rows.append(row)
             first += chunk.num_tokens
         indices = np.array(plain, dtype=np.int64).reshape(-1, 3).T.copy()
-        tokens, sources, targets = (on_device(part, device) for part in indices)
+        tokens, sources, targets = (torch.from_numpy(part) for part in indices)
         return cls(tokens, sources, targets, rows)

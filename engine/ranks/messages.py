@@ -7,8 +7,7 @@ rank 0 ── LoadTask, StepTask, ReplayTask, ... ──▶ other rank ── Ra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 
 from cache import PageCopy
 from engine.attention.batch import AttentionBatch
-from engine.attention.pinned import on_device
+from engine.attention.pinned import to_device
 from engine.graphs.decode_graphs import GraphStep, RecordedSampler
 from engine.graphs.row_assignment import RowChanges
 from engine.graphs.step_graphs import DecodeSize
@@ -27,7 +26,6 @@ from engine.sampling.prompt_logprobs import PromptSpan
 from engine.settings.config import EngineConfig
 from engine.values.plan import PagePair, StateCopy
 
-T = TypeVar("T")
 MAX_REPORT_BYTES = 2**20
 """Largest message of another rank to rank 0, without a page's bytes; a longer one ends its connection."""
 
@@ -191,23 +189,6 @@ class ReplayTask(msgspec.Struct, frozen=True, array_like=True, tag=3):
         return GraphStep(
             self.copies, self.swap_out, self.swap_in, changes, self.size, self.sampler, tails=tails, chunks=()
         )
-
-
-def to_device(step: T, device: torch.device) -> T:
-    """Return a copy of a dataclass with all its tensors on `device`, including those of nested dataclasses.
-
-    If `device` is a CPU, return the dataclass itself, whose tensors are already there.
-    """
-    if device.type == "cpu" or not is_dataclass(step):
-        return step
-    moved: dict[str, Any] = {}
-    for field in fields(step):
-        value = getattr(step, field.name)
-        if isinstance(value, torch.Tensor):
-            moved[field.name] = on_device(value, device)
-        elif is_dataclass(value):
-            moved[field.name] = to_device(value, device)
-    return cast("T", replace(step, **moved))  # type: ignore[type-var]
 
 
 _TYPES = {str(kind): kind for kind in (torch.int32, torch.int64)}

@@ -15,7 +15,8 @@ from functools import partial
 
 import torch
 
-from engine.ranks.messages import FinishTask, StepTask, to_device
+from engine.attention.pinned import to_device
+from engine.ranks.messages import FinishTask, StepTask
 from engine.ranks.rank_group import RankGroup
 from engine.ranks.runner import ParallelRunner
 from engine.runner.device_thread import DeviceThread, Launched

@@ -14,10 +14,11 @@ from functools import partial
 
 import torch
 
+from engine.attention.pinned import to_device
 from engine.base.errors import RankLost
 from engine.graphs.decode_graphs import GraphStep
 from engine.models.expert_copies import Changes, CopyChooser
-from engine.ranks.messages import CopyExperts, ReplayTask, StepTask, to_device
+from engine.ranks.messages import CopyExperts, ReplayTask, StepTask
 from engine.ranks.pages_of_ranks import PagesOfRanks
 from engine.ranks.rank_group import RankGroup
 from engine.runner.model_runner import ModelRunner

@@ -14,6 +14,7 @@ from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
 from engine.attention.page_memory import BytesOfPages
 from engine.attention.part_reader import PartReader
+from engine.attention.pinned import to_device
 from engine.attention.places import Places
 from engine.attention.state_slots import StateSlots
 from engine.base.machine import usable_cores
@@ -289,7 +290,7 @@ class ModelRunner:
 
     def read(self, plan: StepPlan, device: torch.device) -> PreparedStep:
         """Read all that a step needs of the scheduler's state, with its tensors on `device`."""
-        return PreparedStep.of(plan, self._places, device)
+        return to_device(PreparedStep.of(plan, self._places), device)
 
     def compute(self, step: PreparedStep) -> StepResult | StepUnderway:
         """Run a step whose tensors are on this runner's device. A GPU is not waited for."""
@@ -389,7 +390,7 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Return float32 [rows, vocab_size]: the logits that `run` would sample from. For tests and scoring."""
-        step = PreparedStep.of(plan, self._places, self.device)
+        step = self.read(plan, self.device)
         assert step.batch is not None
         self._copy_pages(step)
         hidden, _ = self._hidden(step.token_ids(None), step.batch)

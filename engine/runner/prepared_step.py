@@ -15,7 +15,6 @@ import torch
 
 from cache import PageCopy
 from engine.attention.batch import AttentionBatch, Ints
-from engine.attention.pinned import on_device
 from engine.attention.places import Places
 from engine.sampling.pooled import PooledRow, rows_to_pool
 from engine.sampling.prompt_logprobs import PromptSpan, spans_to_score
@@ -30,7 +29,7 @@ _NONE = np.array([], dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """One step, with its tensors on the device."""
+    """One step. Its tensors are on the host, or all on the device (`to_device`)."""
 
     copies: Sequence[PageCopy]
     swap_out: Sequence[PagePair]
@@ -59,8 +58,8 @@ class PreparedStep:
     states_in: Sequence[StateCopy] = ()
 
     @classmethod
-    def of(cls, plan: StepPlan, places: Places, device: torch.device) -> PreparedStep:
-        """Read a plan, and update `places` for the plan after it."""
+    def of(cls, plan: StepPlan, places: Places) -> PreparedStep:
+        """Read a plan, and update `places` for the plan after it. The tensors are on the host."""
         chunks, sampling = plan.chunks, plan.sampling_chunks
         before, places.rows = places.rows, {}  # If this fails, no row has the pending tokens of the next plan.
         ids = np.fromiter(chain.from_iterable([chunk.token_ids for chunk in chunks]), dtype=np.int64)
@@ -79,17 +78,17 @@ class PreparedStep:
         batch = None
         if chunks:
             batch = AttentionBatch.from_chunks(
-                chunks, places.page_size, places.null_page, device, places.null_slot, places.num_groups
+                chunks, places.page_size, places.null_page, places.null_slot, places.num_groups
             )
         prepared = cls(
             plan.copies,
             plan.swap_out,
             plan.swap_in,
             batch,
-            on_device(ids, device),
-            on_device(pending, device),
-            on_device(np.array(sources, dtype=np.int64) if waiting else _NONE, device),
-            on_device(_sampled_positions(plan), device),
+            torch.from_numpy(ids),
+            torch.from_numpy(pending),
+            torch.from_numpy(np.array(sources, dtype=np.int64) if waiting else _NONE),
+            torch.from_numpy(_sampled_positions(plan)),
             sampling,
             tails,
             plan.num_drafts > 0,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.pinned import on_device
+from engine.attention.pinned import on_device, to_device
 from engine.kernels.triton import sample
 from engine.sampling.adjust import forbidden_ends, is_adjusted, must_continue
 from engine.sampling.chooser import draws
@@ -93,20 +93,21 @@ def _sampling_tensors(rows: Sequence[SamplingRow], logits: torch.Tensor) -> samp
     params, vocab_size = [row.request.sampling for row in rows], logits.shape[1]
 
     def column(values: Sequence[Any], dtype: Any) -> torch.Tensor:
-        return on_device(np.array(values, dtype=dtype), logits.device)
+        return torch.from_numpy(np.array(values, dtype=dtype))
 
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.minimum(1 / np.array([p.temperature for p in params]), np.finfo(np.float64).max)
     inverse[[at for at, row in enumerate(rows) if not draws(row)]] = 0.0
-    return sample.SamplingTensors(
+    tensors = sample.SamplingTensors(
         seed=column([row.request.seed & 0xFFFFFFFFFFFFFFFF for row in rows], np.uint64).view(torch.int64),
-        inverse=on_device(inverse, logits.device),
+        inverse=torch.from_numpy(inverse),
         top_k=column([p.top_k for p in params], np.int32),
         top_p=column([p.top_p for p in params], np.float64),
         min_p=column([p.min_p for p in params], np.float64),
         draws=bool(inverse.any()),
         cuts=any(draws(row) and _is_cut(row.request.sampling, vocab_size) for row in rows),
     )
+    return to_device(tensors, logits.device)
 
 
 def _is_cut(params: SamplingParams, vocab_size: int) -> bool:

@@ -24,7 +24,7 @@ SHAPE = AttentionShape(4, 2, 64, 16, frozenset({None}))
 
 def test_the_batch_of_two_decodes_and_a_prefill() -> None:
     chunks = [chunk(5, 1, [3, 0, 9]), chunk(0, 1, [2]), chunk(2, 3, [7, 1])]
-    batch = AttentionBatch.from_chunks(chunks, page_size=4, null_page=10, device=CPU)
+    batch = AttentionBatch.from_chunks(chunks, page_size=4, null_page=10)
     assert batch.num_decodes == 2
     assert batch.query_lens == [1, 1, 3]
     assert batch.kv_lens_host == batch.kv_lens.tolist() == [6, 1, 5]

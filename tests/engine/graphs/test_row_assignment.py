@@ -143,7 +143,7 @@ class World:
         ordered = [chunks[list(rows).index(row)] for row in range(len(chunks))]
         made, expected = (
             self.rows.batch(MAX_ROWS, MAX_LEN),
-            AttentionBatch.from_chunks(ordered, self.page_size, NULL, CPU, num_groups=self.num_groups),
+            AttentionBatch.from_chunks(ordered, self.page_size, NULL, num_groups=self.num_groups),
         )
         count, width = expected.block_table.shape
         for name in ("kv_lens", "positions", "slot_mapping"):

@@ -275,7 +275,7 @@ def test_a_step_of_which_too_much_would_be_padding_is_not_one_graph() -> None:
         rows = [
             drafted(greedy_request(f"r{i}", 6), [1] * (n - 1), [0, 1, 2, 3]) for i, n in enumerate(sorted(lens))
         ]
-        return drafts.size_of(AttentionBatch.from_chunks(rows, 4, 63, torch.device("cpu")))
+        return drafts.size_of(AttentionBatch.from_chunks(rows, 4, 63))
 
     assert size(5) == (1, 5) and size(1, 2) == (2, 5) and size(*[1] * 16) == (16, 5)
     assert size(*[1] * 32) is None and size(*[5] * 32) == (32, 5)

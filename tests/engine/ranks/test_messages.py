@@ -12,6 +12,7 @@ import torch
 
 from cache import Namespace, PageCopy, StateStep
 from engine.attention.batch import AttentionBatch
+from engine.attention.pinned import to_device
 from engine.attention.places import Places
 from engine.graphs.decode_graphs import GraphStep, RecordedSampler
 from engine.graphs.row_assignment import RowChanges
@@ -24,7 +25,6 @@ from engine.ranks.messages import (
     read_load_task,
     read_report,
     read_work,
-    to_device,
 )
 from engine.runner.prepared_step import PreparedStep
 from engine.values.plan import Chunk, StepPlan
@@ -47,7 +47,7 @@ def step() -> PreparedStep:
         Chunk(requests[1], 0, 9, list(range(9)), [1, 2, 3], True, state=StateStep(None, 1, 0, ((4, 2),))),
     )
     plan = StepPlan(chunks, (PageCopy(7, 4, 2),), swap_out=((1, 0),), swap_in=((2, 5), (3, 6)))
-    return PreparedStep.of(plan, Places(4, 99, 8), CPU)
+    return PreparedStep.of(plan, Places(4, 99, 8))
 
 
 def received_step(step: PreparedStep) -> PreparedStep:
@@ -75,7 +75,7 @@ def test_a_step_arrives_as_it_was_sent(step: PreparedStep) -> None:
 
 
 def test_a_step_without_tokens_may_still_copy_pages() -> None:
-    step = PreparedStep.of(StepPlan(swap_out=((1, 0),)), Places(4, 99), CPU)
+    step = PreparedStep.of(StepPlan(swap_out=((1, 0),)), Places(4, 99))
     received = received_step(step)
     assert received.batch is None and list(received.swap_out) == [(1, 0)]
 

@@ -13,6 +13,7 @@ from cache import Namespace
 from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep, StepWithSums
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import KVPages, store_kv
+from engine.attention.pinned import to_device
 from engine.values.plan import Chunk
 from engine.values.request import Request
 from engine.values.sampling_params import SamplingParams
@@ -108,8 +109,8 @@ class Paged:
             seen = range(0 if self.window is None else max(0, start - self.window + 1), start)
             slots[:, [row.pages[p // size] * size + p % size for p in seen]] = held[:, seen.start : start]
             chunks.append(row)
-        batch = AttentionBatch.from_chunks(chunks, size, self.pages.null_page, self.device)
-        self.batch = replace(batch, is_causal=self.is_causal)
+        batch = AttentionBatch.from_chunks(chunks, size, self.pages.null_page)
+        self.batch = to_device(replace(batch, is_causal=self.is_causal), self.device)
 
     def _rows(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """Each row's first position of the step, its keys and values, and its queries."""

@@ -12,6 +12,7 @@ from engine.attention.base import AttentionShape, AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import KVPages
 from engine.attention.native import NativeAttention, NativeStep
+from engine.attention.pinned import to_device
 from tests.engine.support.paged_kv import CPU, Heads, chunk
 
 
@@ -68,7 +69,7 @@ class SharedPages:
                 kv = torch.randn(shape, generator=generator, dtype=torch.float64)
                 slots[:, page * page_size : page * page_size + count] = kv.to(device, dtype)
             chunks.append(chunk(start, row.new, table))
-        self.batch = AttentionBatch.from_chunks(chunks, page_size, self.pages.null_page, device)
+        self.batch = to_device(AttentionBatch.from_chunks(chunks, page_size, self.pages.null_page), device)
         num_tokens = sum(row.new for row in rows)
         query = torch.randn(num_tokens, heads.num, heads.dim, generator=generator, dtype=torch.float64)
         self.query = query.to(device, dtype)
