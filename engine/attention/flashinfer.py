@@ -1,7 +1,7 @@
 """Attention by FlashInfer: one wrapper for decode rows and one for prefill rows, planned once per step.
 
-A plan assigns parts of rows to thread blocks. It is made on the host, from the batch's host-side metadata, so
-nothing waits for the GPU. Layers with another window need their own plan, and thus their own wrapper.
+A plan assigns parts of rows to thread blocks. It is made on the host, from the batch's host-side metadata. Layers
+with another window need their own plan, and thus their own wrapper.
 
     row     pages [3 9 4] (5 of page 4 used)   pages [7]
     plan    kv_indptr [0 3 4]   kv_indices [3 9 4 7]   last_page_len [5 ...]
@@ -19,6 +19,7 @@ import torch
 
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
+from engine.attention.copy_streams import fence
 from engine.attention.kv_pages import FP8, UNSCALED, KVScales
 from engine.attention.packages import Capability, capability, imported, misfit, trtllm_misfit
 from engine.attention.pinned import on_device
@@ -69,8 +70,9 @@ class FlashInferAttention:
         known.
 
         A wrapper holds one plan and sends it to the GPU from its own pinned memory, so the previous step's plan
-        must no longer be in use. It no longer is once that step's results have been read.
+        must no longer be in use. So this waits for the steps launched before.
         """
+        fence(batch.block_table.device)()
         return FlashInferStep(self, self._shape, batch)
 
     def wrapper(self, name: str, window: int | None, kv_type: torch.dtype, device: torch.device) -> Any:

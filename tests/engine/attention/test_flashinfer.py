@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from engine.attention import flashinfer
 from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.flashinfer import FlashInferAttention
 from engine.attention.kv_pages import store_kv
 from engine.attention.reference import ReferenceAttention
-from tests.engine.support.paged_kv import Heads, Paged
+from tests.engine.support.paged_kv import CPU, Heads, Paged
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16
@@ -74,6 +75,21 @@ def test_one_plan_is_made_for_each_step_and_window_whatever_the_number_of_layers
     assert len(made) == 4  # for decodes and prefills, under two windows
     assert [wrapper.plans for wrapper in made] == [2] * 4
     assert sorted(wrapper.runs for wrapper in made) == [2, 2, 3, 3]
+
+
+def test_no_plan_is_replaced_while_a_step_may_use_it(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step may be launched while the one before still runs, and a wrapper has only one plan."""
+    made, waits = install("flashinfer").made, list[tuple[torch.device, list[int]]]()
+    case = Paged([(12, 1)], Heads(2, 1, 64), 16, None, BF16)
+
+    def fence(device: torch.device) -> Callable[[], None]:
+        return lambda: waits.append((device, [wrapper.plans for wrapper in made]))
+
+    monkeypatch.setattr(flashinfer, "fence", fence)
+    backend = FlashInferAttention(case.shape)
+    for _ in range(2):
+        case.attend(backend)
+    assert waits == [(CPU, []), (CPU, [1])]
 
 
 @pytest.mark.parametrize(

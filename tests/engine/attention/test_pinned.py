@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine.attention.pinned import on_device, on_host
+from engine.attention.pinned import Packed, on_device, on_host, to_device
+from tests.engine.support.counted_copies import META, CountedCopies
 
 ENGINE = Path(__file__).parents[3] / "engine"
 ROOMS = ("attention", "drafting", "graphs", "runner", "sampling", "ranks")
@@ -63,3 +68,50 @@ def test_nothing_is_copied_on_a_cpu() -> None:
     there = on_device(numbers, torch.device("cpu"))
     numbers[1] = 7
     assert there.tolist() == [0, 7, 2] and on_host(there) is there
+    both = Pair(there, Pair(there, 3))
+    assert to_device(both, torch.device("cpu")) is both
+
+
+@dataclass(frozen=True)
+class Pair:
+    first: Any
+    second: Any
+
+
+ARRAYS = st.lists(
+    st.tuples(
+        st.sampled_from([np.int32, np.int64, np.float64, np.uint8]),
+        st.lists(st.integers(0, 5), min_size=1, max_size=3),
+        st.booleans(),
+    ),
+    max_size=9,
+)
+
+
+@given(ARRAYS)
+def test_tensors_that_are_sent_together_keep_their_values(wanted: list[tuple[Any, list[int], bool]]) -> None:
+    """Of any shapes and types, empty and transposed ones too. Each begins where a separate tensor could."""
+    parts = []
+    for kind, shape, is_turned in wanted:
+        numbers = torch.from_numpy(np.arange(np.prod(shape, dtype=int)).astype(kind).reshape(shape))
+        parts.append(numbers.T if is_turned and numbers.dim() == 2 else numbers)
+    packed = Packed.of(parts, is_pinned=False)
+    there = packed.words.clone()
+    views = packed.views(there)
+    for part, view in zip(parts, views, strict=True):
+        assert view.dtype == part.dtype and view.is_contiguous() and torch.equal(view, part)
+        assert (view.data_ptr() - there.data_ptr()) % 16 == 0 or not view.numel()
+    for number, view in enumerate(views):
+        view.fill_(number)
+    for number, view in enumerate(views):
+        assert (view == number).all(), "no two of them overlap"
+
+
+def test_the_tensors_of_nested_dataclasses_are_sent_in_one_copy() -> None:
+    long, short = torch.arange(6).view(2, 3), torch.arange(5, dtype=torch.int32)
+    with CountedCopies() as copies:
+        there = to_device(Pair(long, Pair(short, [long])), META)
+    assert copies.sizes == [48 + 32]
+    for found, sent in ((there.first, long), (there.second.first, short)):
+        assert found.device.type == "meta" and (found.shape, found.dtype) == (sent.shape, sent.dtype)
+    assert there.second.second == [long], "of other values nothing is sent"

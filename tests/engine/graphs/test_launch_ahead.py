@@ -1,4 +1,4 @@
-"""Replayed steps are launched before the tokens of earlier ones are read: no Python lies between two replays."""
+"""Steps are launched before the tokens of earlier ones are read: a device does not wait for the host."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import torch
 from engine.attention.host_pages import HostKVPages
 from engine.loading.load_model import load_model
 from engine.program.engine import Engine
+from engine.runner.model_runner import ModelRunner
 from engine.runner.stage_clock import StageClock
 from engine.runner.token_reader import TokenReader, TokensUnderway
 from engine.settings.config import EngineConfig
 from engine.values.plan import Chunk, StepPlan, StepResult, result_of
+from engine.values.request import PENDING
 from engine.values.sampling_params import SamplingParams
+from tests.engine.support.counted_copies import META, CountedCopies
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of
 from tests.engine.support.recorded_graphs import graphed
 
@@ -85,6 +88,157 @@ def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_read(
     assert recording.num_replayed > 0
     for step in range(NUM_TOKENS - 1):  # The first one computes the prompt.
         assert reader.said.index(("launch", step + 1)) < reader.said.index(("read", step))
+
+
+class HeldReader(TokenReader):
+    """Tokens may be read only after `release`."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.is_released = False
+
+    def begin(self, tokens: torch.Tensor) -> TokensUnderway:
+        return HeldTokens(tokens, self)
+
+
+class HeldTokens(TokensUnderway):
+    def __init__(self, tokens: torch.Tensor, reader: HeldReader) -> None:
+        super().__init__(tokens.clone(), None)
+        self._reader = reader
+
+    def is_done_within(self, seconds: float) -> bool:
+        return self._reader.is_released
+
+    def wait(self) -> list[int]:
+        if not self._reader.is_released:
+            raise RuntimeError("the host waits for tokens")
+        return super().wait()
+
+
+STEPS = (
+    [("a", 5)],
+    [("a", 1), ("b", 4)],  # the first tokens of a prompt: nothing is sampled after them
+    [("a", 1), ("b", 5)],
+    [("a", 1), ("b", 1)],  # only decodes: replayed
+    [("b", 1), ("a", 1), ("c", 3)],
+    [("b", 1), ("a", 1), ("c", 1)],
+)
+"""The requests of each step, with their numbers of tokens."""
+
+
+def play(runner: ModelRunner, reader: HeldReader | None = None, **asked: Any) -> list[list[int]]:
+    """Run the steps and return the tokens of each. With a reader, all are launched before any tokens are read."""
+    requests = {name: greedy_request(name, length, **asked) for name, length in (("a", 5), ("b", 9), ("c", 3))}
+    pages = {"a": [0, 1, 2], "b": [3, 4, 5], "c": [6, 7]}
+    computed, launched = dict.fromkeys(requests, 0), []
+    for step in STEPS:
+        chunks = []
+        for name, count in step:
+            request, start = requests[name], computed[name]
+            computed[name] = end = start + count
+            ids, samples = request.tokens[start:end], end == request.num_tokens
+            chunks.append(Chunk(request, start, count, ids, pages[name], samples))
+        plan = StepPlan(tuple(chunks))
+        launched.append(runner.prepare(plan)())
+        sampling = plan.sampling_chunks
+        sampled = [PENDING] * len(sampling) if reader is not None else result_of(launched[-1]).token_ids
+        for chunk, token in zip(sampling, sampled, strict=True):
+            chunk.request.tokens.append(token)
+    if reader is not None:
+        assert not any(isinstance(found, StepResult) or found.is_done_within(0) for found in launched)
+        reader.is_released = True
+    return [list(result_of(found).token_ids) for found in launched]
+
+
+@pytest.fixture
+def held(model: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelRunner, HeldReader]:
+    reader = HeldReader()
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.runner.model_runner.TokenReader", lambda device: reader)
+        runner, _ = graphed(config_for(model), max_tokens=8)
+    return runner, reader
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"temperature": 0.9},
+        {"temperature": 0.9, "top_k": 9, "top_p": 0.9, "min_p": 0.01},
+        {"min_tokens": 3},
+        {"logit_bias": {3: 4.0}},
+        {"logprobs": 1},
+    ],
+    ids=str,
+)
+def test_the_host_launches_any_steps_without_their_tokens(
+    model: Path, held: tuple[ModelRunner, HeldReader], asked: dict[str, Any]
+) -> None:
+    """Steps with prompts, too: the next ones begin with tokens that only the device knows."""
+    runner, reader = held
+    assert play(runner, reader, **asked) == play(load_model(config_for(model)), **asked)
+
+
+@pytest.mark.parametrize("asked", [{"repetition_penalty": 1.3}, {"presence_penalty": 1.0}], ids=str)
+def test_the_host_reads_the_tokens_that_penalties_depend_on(
+    model: Path, held: tuple[ModelRunner, HeldReader], asked: dict[str, Any]
+) -> None:
+    runner, reader = held
+    with pytest.raises(RuntimeError, match="the host waits for tokens"):
+        play(runner, reader, **asked)
+    reader.is_released = True
+    assert play(graphed(config_for(model))[0], **asked) == play(load_model(config_for(model)), **asked)
+
+
+def test_a_prompt_whose_tokens_cannot_be_read_ends_its_own_request_only(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step was launched before that, and continues both the lost request and another one."""
+    config = config_for(model)
+    runner, _ = graphed(config)
+    engine = Engine(config, runner)
+    ends: dict[str, Any] = {}
+    tokens: dict[str, list[int]] = {"lost": [], "after": [], "again": []}
+
+    def step() -> None:
+        for event in engine.loop.step():
+            tokens[event.request_id] += event.token_ids
+            if event.finish_reason:
+                ends[event.request_id] = event.finish_reason
+
+    def submit(name: str) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+        engine.loop.submit(engine.new_request(name, [11, 12, 13, 14], sampling))
+
+    submit("lost")
+    step()  # It launches the prompt.
+    submit("after")
+    with monkeypatch.context() as patch:
+        patch.setattr(TokensUnderway, "wait", lambda _: 1 / 0)
+        step()
+    assert ends == {"lost": "error"}
+    while engine.loop.has_work:
+        step()
+    submit("again")
+    while engine.loop.has_work:
+        step()
+    engine.loop.stop()
+    assert ends == {"lost": "error", "after": "length", "again": "length"}
+    assert tokens["after"] == tokens["again"] and not tokens["lost"]
+    account = engine.cache.account()
+    assert account.locked == account.private == 0
+
+
+def test_a_step_is_sent_to_its_device_in_one_copy(model: Path) -> None:
+    """A decode whose token is pending, and a prompt."""
+    runner = load_model(config_for(model))
+    a, b = greedy_request("a", 5), greedy_request("b", 9)
+    a.tokens.append(PENDING)
+    chunks = Chunk(a, 5, 1, [PENDING], [0, 1], samples=True), Chunk(b, 0, 9, b.tokens, [2, 3, 4], samples=True)
+    with CountedCopies() as copies:
+        step = runner.read(StepPlan(chunks), META)
+    assert len(copies.sizes) == 1
+    assert step.batch is not None and {step.ids.device, step.batch.block_table.device} == {META}
 
 
 def test_tokens_keep_their_values_when_later_steps_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
