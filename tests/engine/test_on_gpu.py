@@ -33,7 +33,7 @@ from engine.program.engine import Engine
 from engine.runner.model_runner import ModelRunner
 from engine.settings.config import EngineConfig
 from engine.settings.drafting import Speculation
-from engine.values.plan import StepPlan
+from engine.values.plan import Chunk, StepPlan, StepResult
 from engine.values.sampling_params import SamplingParams
 from engine.values.stream_delta import StreamDelta
 from tests.engine.support.devices import DEVICE
@@ -41,7 +41,9 @@ from tests.engine.support.engines_on_ranks import PROMPTS, Layout, ranks_config,
 from tests.engine.support.gpu_proofs import (
     GRAPHS,
     ON_GPU,
+    be_late,
     busy_copies,
+    counted_prompts,
     counted_replays,
     eventually,
     late_copies,
@@ -162,7 +164,12 @@ def play_in_little_memory(engine: Engine) -> dict[str, list[int]]:
     for number in range(24):
         kinds: list[dict[str, Any]] = [{}, {"grammar": GRAMMARS[number % 2]}, {"top_p": 0.8}, {"top_k": 9}]
         params = SamplingParams(
-            draw.choice([0.0, 1.0]), max_tokens=draw.randint(8, 40), seed=number, **draw.choice(kinds)
+            draw.choice([0.0, 1.0]),
+            max_tokens=draw.randint(8, 40),
+            seed=number,
+            repetition_penalty=1.2 if number % 6 == 1 else 1.0,
+            logprobs=2 if number % 6 == 2 else None,
+            **draw.choice(kinds),
         )
         prompt = shared[: draw.randint(0, len(shared))] + [draw.randrange(8, 2000) for _ in range(3)]
         engine.loop.submit(engine.new_request(f"r{number}", prompt, params))
@@ -185,8 +192,9 @@ def play_in_little_memory(engine: Engine) -> dict[str, list[int]]:
 @pytest.mark.usefixtures("recordings")
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_a_device_that_is_a_step_late_computes_the_same_tokens(preemption: str, tmp_path: Path) -> None:
-    """The host writes the next step's words, masks and page tables while the device may still read the last one's.
-    Here the device always does. An abort strikes earlier or later, so one of two answers may be the longer.
+    """The host writes the next step's words, masks, prompts and page tables while the device may still read the
+    last one's. Here the device always does. An abort strikes earlier or later, so one of two answers may be the
+    longer.
     """
     model = save_random(tmp_path)
     sizes: dict[str, Any] = {"page_size": 4, "kv_pages": 45, "max_step_tokens": 64, "host_kv_gib": 2**-6}
@@ -195,15 +203,28 @@ def test_a_device_that_is_a_step_late_computes_the_same_tokens(preemption: str, 
         Engine.from_config(EngineConfig(str(model), overlap=False, cuda_graphs="off", **settings))
     )
     engine = Engine.from_config(EngineConfig(str(model), overlap=True, cuda_graphs=GRAPHS, **settings))
-    with late_steps(), counted_replays() as replays:
+    with late_steps(), counted_replays() as replays, counted_prompts() as prompts:
         found = play_in_little_memory(engine)
-    assert sum(replays) > 10
+    assert sum(replays) > 10 and len(prompts) > 3 and all(prompts)
     load = engine.loop.load()
     assert load.num_preemptions > 0 and (load.num_swapped > 0) == (preemption == "swap")
     assert set(found) == set(expected)
     for name, tokens in found.items():
         length = min(len(tokens), len(expected[name]))
         assert tokens[:length] == expected[name][:length]
+
+
+@needs_gpu
+def test_a_step_that_samples_nothing_ends_after_its_work(tmp_path: Path) -> None:
+    """Its KV is in its pages once its result is there. The host waits for nothing before."""
+    runner = random_engine(tmp_path).runner
+    request = greedy_request("r", 100)
+    part = Chunk(request, 0, 64, request.tokens[:64], range(8), samples=False)
+    runner.run(StepPlan((part,)))
+    be_late(20)
+    step = runner.prepare(StepPlan((part,)))()
+    assert not isinstance(step, StepResult) and not step.is_done_within(0)
+    assert not step.wait().token_ids and torch.cuda.current_stream().query()
 
 
 @pytest.mark.usefixtures("recordings")

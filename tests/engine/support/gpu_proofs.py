@@ -17,9 +17,12 @@ from benchmarks.gpu_sections.shapes import MODELS, SMALL
 from engine.attention.copy_streams import CudaStreams, StreamName
 from engine.graphs.step_graphs import StepGraphs
 from engine.program.engine import Engine
+from engine.runner.model_runner import ModelRunner
+from engine.runner.prepared_step import PreparedStep
 from engine.runner.stage_clock import StageClock
 from engine.sampling.sampler import sampler_for
 from engine.settings.config import CudaGraphs
+from engine.values.plan import StepResult, StepUnderway
 from engine.values.sampling_row import SamplingRow
 from tests.engine.support.devices import DEVICE
 
@@ -72,6 +75,21 @@ def counted_replays() -> Iterator[list[bool]]:
 
 
 @contextmanager
+def counted_prompts() -> Iterator[list[bool]]:
+    """Note for each step with prompts whether it returned before its end was waited for."""
+    seen: list[bool] = []
+    compute = ModelRunner.compute
+
+    def counted(runner: ModelRunner, step: PreparedStep) -> StepResult | StepUnderway:
+        found = compute(runner, step)
+        seen.append(not isinstance(found, StepResult))
+        return found
+
+    with patch.object(ModelRunner, "compute", counted):
+        yield seen
+
+
+@contextmanager
 def busy_copies() -> Iterator[None]:
     """Copy from the host to a GPU all the time, on another stream."""
     if not ON_GPU:
@@ -96,12 +114,12 @@ def busy_copies() -> Iterator[None]:
         thread.join()
 
 
-def be_late() -> None:
-    """Keep the current stream busy for longer than a step."""
+def be_late(times: int = 1) -> None:
+    """Keep the current stream busy for longer than a step, or than some."""
     if ON_GPU:
-        torch.cuda._sleep(_LATE_CYCLES)
+        torch.cuda._sleep(_LATE_CYCLES * times)
     else:
-        time.sleep(_LATE_S)
+        time.sleep(_LATE_S * times)
 
 
 def late_steps() -> AbstractContextManager[object]:
