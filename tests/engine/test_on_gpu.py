@@ -217,7 +217,7 @@ def test_a_device_that_is_a_step_late_computes_the_same_tokens(preemption: str, 
 @needs_gpu
 def test_a_step_that_samples_nothing_ends_after_its_work(tmp_path: Path) -> None:
     """Its KV is in its pages once its result is there. The host waits for nothing before."""
-    runner = random_engine(tmp_path).runner
+    runner = cast(ModelRunner, random_engine(tmp_path).runner)
     request = greedy_request("r", 100)
     part = Chunk(request, 0, 64, request.tokens[:64], range(8), samples=False)
     runner.run(StepPlan((part,)))

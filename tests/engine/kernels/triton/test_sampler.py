@@ -18,6 +18,7 @@ from engine.sampling.noise import uniform
 from engine.sampling.sampler import Sampler, sampler_for
 from engine.sampling.triton_chooser import TritonChooser
 from engine.values.sampling_row import SamplingRow
+from tests.engine.support.counted_copies import META, CountedCopies
 from tests.engine.support.devices import DEVICE
 from tests.engine.support.grammar_models import NUM_TOKENS, compiler, ids
 from tests.engine.support.penalty_courses import check_tokens_without_a_logit, play, read_by_steps
@@ -46,6 +47,17 @@ def agree(sampler: Sampler, logits: torch.Tensor, rows: list[SamplingRow]) -> li
 @pytest.fixture
 def sampler() -> Sampler:
     return Sampler(EOS, TritonChooser())
+
+
+def test_parameters_are_sent_in_one_copy_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of generated tokens, which always change, are another copy."""
+    monkeypatch.setattr(sample, "choose", lambda logits, tensors, positions: (tensors, positions))
+    chooser, logits = TritonChooser(), torch.empty(2, 600, device=META)
+    rows = [row({"temperature": 0.7, "top_k": 3}, 1, at, 600) for at in (0, 4)]
+    for asked, count in ((rows, 2), (rows, 1), (rows[:1], 2)):
+        with CountedCopies() as copies:
+            chooser.choose(logits, asked)
+        assert len(copies.sizes) == count
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
