@@ -72,8 +72,15 @@ def better_sizes(model: ModelConfig, stage: Stage, seconds: Sequence[float], hea
 
 def most_stages(model: ModelConfig) -> int:
     """Return the largest number of stages of a model."""
-    fewest = [0.0] * model.num_layers
-    return max(n for n in range(1, model.num_layers + 1) if _best_starts(model, n, fewest, 0.0) is not None)
+    most = [0]  # stages of the layers before each one, 0 if they cannot be divided
+    for end in range(1, model.num_layers + 1):
+        starts = [
+            start
+            for start in range(end)
+            if (start == 0 or most[start]) and _can_be_stage(model, range(start, end))
+        ]
+        most.append(max((most[start] + 1 for start in starts), default=0))
+    return most[-1]
 
 
 def _with_starts(starts: Sequence[int]) -> list[Stage]:

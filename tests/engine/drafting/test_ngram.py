@@ -13,6 +13,7 @@ from cache import Namespace
 from engine.drafting.ngram import NgramDrafter
 from engine.values.request import Request
 from engine.values.sampling_params import SamplingParams
+from tests.support.examples import examples
 
 
 def request(tokens: Sequence[int], name: str = "r") -> Request:
@@ -59,7 +60,7 @@ def test_nothing_repeats_nothing_is_drafted(tokens: list[int]) -> None:
     assert draft(tokens) == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 3), min_size=1, max_size=14),
     grown=st.lists(st.integers(0, 3), max_size=14),

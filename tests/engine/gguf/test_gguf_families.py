@@ -30,6 +30,7 @@ from tests.engine.support.gguf_files import FileOfBytes, entry, key
 from tests.engine.support.gguf_models import write_gguf
 from tests.engine.support.oracle import MORE_FAMILIES, VOCAB, oracle_logits, random_ids, save_tiny
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner
+from tests.support.examples import examples
 
 PROMPT = random_ids(6, 90)
 GEMMA: Mapping[str, Any] = {"query_pre_attn_scalar": 32, "tie_word_embeddings": True}
@@ -251,7 +252,7 @@ def test_other_architectures_and_tensors_are_refused(tmp_path: Path) -> None:
             our_names(read_model(made(entries=[entry(name, [4, 2])])))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_any_mutation_of_a_model_loads_or_is_refused(mutable: bytes, data: st.DataObject) -> None:
     """Whatever some bytes of the header become, there is a model or our error, and no other exception."""

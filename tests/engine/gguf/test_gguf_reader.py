@@ -16,6 +16,7 @@ from engine.gguf import reader
 from engine.gguf.files import first_files, read_model
 from engine.gguf.reader import read_header
 from tests.engine.support.gguf_files import FileOfBytes, array, entry, key, text
+from tests.support.examples import examples
 
 ARCHITECTURE = key("general.architecture", 8, "llama")
 
@@ -126,7 +127,7 @@ def test_anything_but_a_file_is_refused(tmp_path: Path, kind: str) -> None:
         read_header(path)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_any_mutation_is_read_or_refused(data: st.DataObject) -> None:
     """Whatever a few bytes of a sound file become, there is a header or our error, and no other exception."""

@@ -19,6 +19,7 @@ from engine.values.plan import Chunk
 from engine.values.request import PENDING, Request
 from engine.values.sampling_params import SamplingParams
 from tests.engine.support.row_words import write_words
+from tests.support.examples import examples
 
 CPU = torch.device("cpu")
 NUM_PAGES, MAX_ROWS, MAX_LEN = 80, 5, 24
@@ -174,7 +175,7 @@ class World:
             assert (table[count:, 0] == EMPTY).all() and (table[count:, 1:] == NULL).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ACTIONS, st.sampled_from([1, 4, 16]), st.sampled_from([None, Window(5, 2, 64), Window(9, 1, 64)]))
 def test_rows_equal_those_of_a_new_batch(
     actions: list[tuple[Any, ...]], page_size: int, window: Window | None

@@ -16,6 +16,7 @@ from tests.engine.scenarios.conftest import Make
 from tests.engine.scenarios.conftest import engine as engine
 from tests.engine.support.evicted_prompts import A, B, C, D, ask, evict, made
 from tests.engine.support.script import Script
+from tests.support.examples import examples
 
 
 def test_a_prompt_used_twice_comes_back_from_the_host(engine: Make) -> None:
@@ -203,7 +204,7 @@ def test_routers_know_the_prefixes_in_host_memory_until_they_are_given_up(engine
     assert told(script) >= set(chain)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=10),
     st.sampled_from([4, 5, 16]),
@@ -240,7 +241,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     ACTIONS,
     st.sampled_from([(16, 4), (60, 1), (10, 16)]),

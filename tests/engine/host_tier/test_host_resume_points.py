@@ -17,6 +17,7 @@ from engine.host_tier.host_resume_points import HostStates
 from tests.engine.support.draft_sources import ScriptedDrafts
 from tests.engine.support.histories import Action, histories, play, served
 from tests.engine.support.script import Script
+from tests.support.examples import examples
 
 SYSTEM = list(range(1, 41))
 ONE_AT_A_TIME = {"max_running": 1, "max_step_tokens": 64}
@@ -219,7 +220,7 @@ def test_stale_notes_of_states_are_forgotten() -> None:
     assert isinstance(ends, HostStates) and sum(map(len, ends._begun.values())) <= 2 * 14 + 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     histories(longest_prompt=30, fewest=30),
     st.sampled_from([(11, 4), (42, 1), (15, 3)]),

@@ -19,6 +19,7 @@ from tests.engine.scenarios.conftest import engine as engine
 from tests.engine.support.evicted_prompts import A, B, C, ask, evict, made
 from tests.engine.support.script import Script
 from tests.engine.support.scripted_peers import ScriptedPeers
+from tests.support.examples import examples
 
 WHOLE = KVSource("a", 41)
 """An engine named "a" that is said to have 41 tokens: ten pages of four."""
@@ -256,7 +257,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     ACTIONS,
     st.sampled_from([(16, 4), (60, 1), (10, 16)]),

@@ -30,7 +30,7 @@ from tests.engine.support.oracle import (
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner
 from tests.engine.support.whole_engines import engine_for, run_prompts, tokens_of
 
-GREEDY = SamplingParams(temperature=0, max_tokens=14)
+GREEDY = SamplingParams(temperature=0, max_tokens=10)
 BASE = random_ids(6, 50)
 PROMPTS = [
     BASE[:26],

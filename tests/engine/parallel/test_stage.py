@@ -88,6 +88,8 @@ def test_layers_that_share_keys_and_values_stay_on_one_stage(sharing: ModelConfi
             moved = [None if source is None else source - first for source in sources[first:last]]
             assert [layer.kv_of for layer in part.layers] == moved
             assert None in moved and all(source is None or source >= 0 for source in moved)
+    with pytest.raises(ValueError, match=f"at most {most_stages(sharing)} stages"):
+        divided(sharing, most_stages(sharing) + 1)
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ LATENT, HYBRID = "deepseek_v3", "qwen3_next"
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     def shape(family: str) -> dict[str, int]:
         if family == "qwen3_next":  # It has keys and values in each fourth layer.
-            return {"num_key_value_heads": 1, "num_hidden_layers": 8}
+            return {"num_key_value_heads": 1, "num_hidden_layers": 4}
         heads = {"qwen3": 2, LATENT: 8}.get(family, 1)
-        return {"num_attention_heads": 8, "num_key_value_heads": heads, "num_hidden_layers": 3}
+        return {"num_attention_heads": 8, "num_key_value_heads": heads, "num_hidden_layers": 2}
 
     return tiny_models(tmp_path_factory, shape)
 

@@ -92,7 +92,7 @@ def parts(directory: Path, rank: int) -> list[Path]:
 def test_files_of_the_ranks_are_continued_after_a_restart_and_by_another_engine(
     model: Path, directory: Path, layout: Layout
 ) -> None:
-    for number in range(3):
+    for number in range(2):
         with engine_on(model, directory, layout) as engine:
             found = answers(engine)
             assert right(model, found)

@@ -74,12 +74,12 @@ def test_sampled_tokens_and_their_logprobs_are_the_same(tiny: Tiny, overlap: boo
 def test_preempted_requests_continue_with_the_same_tokens(
     tiny: Tiny, name: str, preemption: Any, layout: Layout
 ) -> None:
-    """Memory holds about two of six requests: every rank swaps its own pages and states out and in, or recomputes
+    """Memory holds about two of five requests: every rank swaps its own pages and states out and in, or recomputes
     them.
     """
-    prompts = [random_ids(20 + index, 25 + index) for index in range(6)]
-    params = SamplingParams(temperature=0, max_tokens=20)
-    memory = {"kv_pages": 14, "page_size": 8, "preemption": preemption, "host_kv_gib": 2**-6, "max_running": 6}
+    prompts = [random_ids(20 + index, 25 + index) for index in range(5)]
+    params = SamplingParams(temperature=0, max_tokens=14)
+    memory = {"kv_pages": 12, "page_size": 8, "preemption": preemption, "host_kv_gib": 2**-6, "max_running": 6}
     alone, _ = run_on_ranks(tiny(name), 1, prompts, params)
     shared, engine = run_on_ranks(tiny(name), layout, prompts, params, **memory)
     assert tokens_of_each(shared) == tokens_of_each(alone)

@@ -21,6 +21,7 @@ from engine.values.stream_delta import StreamDelta
 from tests.engine.support.memory_runner import Table
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.script import Script
+from tests.support.examples import examples
 
 ACTIONS = st.lists(
     st.one_of(
@@ -40,7 +41,7 @@ def play(actions: list[tuple[Any, ...]], *, overlap: bool, num_pages: int, page_
     return script
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ACTIONS, st.sampled_from([(16, 4), (60, 1), (10, 16)]))
 def test_every_request_gets_the_tokens_it_would_get_by_itself(
     actions: list[tuple[Any, ...]], memory: tuple[int, int]

@@ -13,6 +13,7 @@ from engine.host_tier.host_pool import HostAccount
 from engine.host_tier.swap import MODES
 from engine.values.plan import StepPlan
 from tests.engine.support.script import Script
+from tests.support.examples import examples
 
 A, B = range(1, 33), range(100, 132)
 """Prompts of two requests that do not both fit to their ends in 24 pages of 4 tokens."""
@@ -230,7 +231,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     operations,
     st.sampled_from([(1, 40), (3, 12), (4, 9), (16, 4)]),

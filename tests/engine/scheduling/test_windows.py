@@ -14,6 +14,7 @@ from engine.values.beam_search import BeamParams
 from tests.engine.support.draft_sources import ScriptedDrafts
 from tests.engine.support.histories import Action, histories, play, served
 from tests.engine.support.script import Script
+from tests.support.examples import examples
 
 SYSTEM = list(range(1, 41))
 
@@ -169,7 +170,7 @@ def test_a_prefix_that_all_share_is_found_with_its_tail() -> None:
         script.scheduler.share(namespace, SYSTEM[:20])
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(60))
 @given(
     histories(longest_prompt=40),
     st.sampled_from([(60, 4), (200, 1), (90, 3), (24, 16)]),

@@ -247,18 +247,15 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 def nvfp4(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     """Two inputs in a byte, the first in the low bits; a scale for 16 inputs, divided by one for all."""
-    outputs, inputs = matrix.shape
     divisor = 448 * 6 / matrix.abs().max()
     largest = matrix.unflatten(1, (-1, 16)).abs().amax(2)
     scales = (largest / 6 * divisor).to(torch.float8_e4m3fn)
-    packed, meant = torch.zeros(outputs, inputs // 2, dtype=torch.uint8), torch.empty_like(matrix)
-    for output in range(outputs):
-        for place in range(inputs):
-            scale = scales[output, place // 16].float() / divisor
-            wanted = float(matrix[output, place] / scale)
-            code = min(range(8), key=lambda each: abs(E2M1[each] - abs(wanted)))
-            packed[output, place // 2] |= (code | 8 * (wanted < 0)) << 4 * (place % 2)
-            meant[output, place] = E2M1[code] * (-1 if wanted < 0 else 1) * scale
+    scale = (scales.float() / divisor).repeat_interleave(16, 1)
+    numbers = torch.tensor(E2M1)
+    codes = (matrix.abs() / scale)[..., None].sub(numbers).abs().argmin(2)
+    meant = numbers[codes].copysign(matrix) * scale
+    codes = (codes + 8 * (matrix < 0)).to(torch.uint8)
+    packed = codes[:, ::2] | codes[:, 1::2] << 4
     tensors = {
         "weight_packed": packed,
         "weight_scale": scales,

@@ -14,7 +14,7 @@ from engine.values.stream_delta import StreamDelta
 from tests.engine.support.oracle import random_ids
 from tests.engine.support.rank_processes import Threads
 
-GREEDY = SamplingParams(temperature=0, max_tokens=8)
+GREEDY = SamplingParams(temperature=0, max_tokens=5)
 
 
 PROMPTS = [random_ids(seed, length) for seed, length in enumerate((3, 40, 25, 61, 1))]

@@ -16,6 +16,7 @@ from engine.model_files.model_directory import resolve_model
 from engine.text.detokenizer import ByteDecoder, Detokenizer, TextStream, TokenDecoder, WindowDecoder
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from tests.support.count_calls import count_calls
+from tests.support.examples import examples
 
 BROKEN = range(97, 259)
 """Tokens of the embedded model that are single bytes beyond ASCII, most of which continue characters."""
@@ -219,7 +220,7 @@ def searched(pieces: Sequence[str], stop: Sequence[str], min_tokens: int) -> lis
     return [*deltas, (held, False)]
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     pieces=st.lists(st.text("ab漢", max_size=6), max_size=30),
     stop=st.lists(st.text("ab漢", min_size=1, max_size=9), min_size=1, max_size=8),

@@ -19,6 +19,7 @@ from tests.deployments.api.streams.conftest import EVENTS, adoptable, events_of
 from tests.deployments.support.api_over_engines import no_metrics
 from tests.deployments.support.chat_templates import HARMONY, HERMES, THINKING
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
+from tests.support.examples import examples
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = (
     f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "responses")
@@ -88,7 +89,7 @@ def talk(template: str | None) -> tuple[Client, ScriptedEngine]:
 
 @pytest.mark.parametrize("name", CASES)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 def test_later_events_are_the_same(name: str, data: st.DataObject) -> None:
     case = CASES[name]
     client, engine = talk(case.template)

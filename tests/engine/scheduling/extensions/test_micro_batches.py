@@ -19,6 +19,7 @@ from tests.engine.support.histories import Action, histories
 from tests.engine.support.histories import play as play_histories
 from tests.engine.support.pipeline_runner import PipelineRunner
 from tests.engine.support.script import Script
+from tests.support.examples import examples
 
 ACTIONS = st.lists(
     st.one_of(
@@ -72,7 +73,7 @@ def names_in(plan: StepPlan) -> list[str]:
 # --- tokens ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     ACTIONS,
     st.integers(1, 4),

@@ -13,6 +13,7 @@ from engine.values.beam_search import BeamParams
 from tests.engine.support.draft_sources import ScriptedDrafts
 from tests.engine.support.histories import Action, histories, play, served
 from tests.engine.support.script import Script
+from tests.support.examples import examples
 
 SYSTEM = list(range(1, 41))
 
@@ -126,7 +127,7 @@ def test_a_prefix_that_all_share_is_found_with_its_state() -> None:
         script.scheduler.share(namespace, SYSTEM[:20])
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(60))
 @given(
     histories(longest_prompt=30),
     st.sampled_from([(12, 4), (48, 1), (30, 3), (4, 16)]),
