@@ -144,7 +144,7 @@ def _pairs(kind: str) -> Any:
     return st.tuples(st.just(kind), pairs)
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.one_of(_STEP, _pairs("out"), _pairs("back")), max_size=12))
 def test_no_two_uses_of_the_same_memory_are_without_order(actions: list[tuple[str, Any]]) -> None:
     """Copies wait for the steps that write their pages, steps for the pages that they read, and reuse for both."""

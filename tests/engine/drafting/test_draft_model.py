@@ -95,7 +95,7 @@ def test_it_drafts_the_tokens_that_its_model_would_generate() -> None:
     assert propose(drafter, [one], most=4) == [continued(one.tokens, 4)]
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data(), page_size=st.sampled_from([1, 3, 4, 16]), room=st.integers(1, 12))
 def test_the_next_draft_tokens_follow_the_request_whatever_became_of_the_last_ones(
     data: st.DataObject, page_size: int, room: int

@@ -60,7 +60,7 @@ def test_nothing_repeats_nothing_is_drafted(tokens: list[int]) -> None:
     assert draft(tokens) == []
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 3), min_size=1, max_size=14),
     grown=st.lists(st.integers(0, 3), max_size=14),

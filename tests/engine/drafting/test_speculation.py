@@ -19,7 +19,7 @@ from tests.support.examples import examples
 # --- every shape of memory and steps --------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_the_tokens_are_those_of_plain_decoding(data: st.DataObject) -> None:
     """Requests are preempted, swapped, aborted, resumed and stopped, share prefixes and run beside prefill."""

@@ -252,7 +252,7 @@ def test_other_architectures_and_tensors_are_refused(tmp_path: Path) -> None:
             our_names(read_model(made(entries=[entry(name, [4, 2])])))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_any_mutation_of_a_model_loads_or_is_refused(mutable: bytes, data: st.DataObject) -> None:
     """Whatever some bytes of the header become, there is a model or our error, and no other exception."""

@@ -127,7 +127,7 @@ def test_anything_but_a_file_is_refused(tmp_path: Path, kind: str) -> None:
         read_header(path)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.data())
 def test_any_mutation_is_read_or_refused(data: st.DataObject) -> None:
     """Whatever a few bytes of a sound file become, there is a header or our error, and no other exception."""

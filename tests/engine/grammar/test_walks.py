@@ -88,7 +88,7 @@ UNCOUNTED = {
 }
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(100))
 @given(ROOTS, CHOICES)
 @example(
     {"type": "object", "required": ["a"], "patternProperties": {"^a$": {}}, "additionalProperties": False}, []
@@ -122,7 +122,7 @@ PARTS = st.tuples(
 BODIES = st.lists(st.lists(PARTS, max_size=3).map(" ".join), min_size=1, max_size=3).map(" | ".join)
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(100))
 @given(st.tuples(*[BODIES] * len(RULES)), CHOICES)
 def test_a_grammar_that_is_accepted_leads_to_no_dead_end(bodies: tuple[str, ...], choices: list[int]) -> None:
     lines = [f"{name}: {body}" for name, body in zip(RULES, bodies, strict=True)]

@@ -175,7 +175,7 @@ class World:
             assert (table[count:, 0] == EMPTY).all() and (table[count:, 1:] == NULL).all()
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(ACTIONS, st.sampled_from([1, 4, 16]), st.sampled_from([None, Window(5, 2, 64), Window(9, 1, 64)]))
 def test_rows_equal_those_of_a_new_batch(
     actions: list[tuple[Any, ...]], page_size: int, window: Window | None

@@ -204,7 +204,7 @@ def test_routers_know_the_prefixes_in_host_memory_until_they_are_given_up(engine
     assert told(script) >= set(chain)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=10),
     st.sampled_from([4, 5, 16]),
@@ -241,7 +241,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     ACTIONS,
     st.sampled_from([(16, 4), (60, 1), (10, 16)]),

@@ -220,7 +220,7 @@ def test_stale_notes_of_states_are_forgotten() -> None:
     assert isinstance(ends, HostStates) and sum(map(len, ends._begun.values())) <= 2 * 14 + 1
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     histories(longest_prompt=30, fewest=30),
     st.sampled_from([(11, 4), (42, 1), (15, 3)]),

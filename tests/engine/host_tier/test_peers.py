@@ -257,7 +257,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     ACTIONS,
     st.sampled_from([(16, 4), (60, 1), (10, 16)]),

@@ -110,7 +110,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(moves, st.integers(0, 12), st.sampled_from([1, 3, 4]))
 def test_no_page_is_lost_shared_or_written_before_it_was_read(
     script: list[tuple[str, int, int, int]], num_pages: int, page_size: int

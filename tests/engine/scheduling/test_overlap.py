@@ -41,7 +41,7 @@ def play(actions: list[tuple[Any, ...]], *, overlap: bool, num_pages: int, page_
     return script
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(ACTIONS, st.sampled_from([(16, 4), (60, 1), (10, 16)]))
 def test_every_request_gets_the_tokens_it_would_get_by_itself(
     actions: list[tuple[Any, ...]], memory: tuple[int, int]

@@ -231,7 +231,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     operations,
     st.sampled_from([(1, 40), (3, 12), (4, 9), (16, 4)]),

@@ -287,7 +287,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(operations, st.sampled_from([1, 2, 5, 16]), st.integers(8, 40), st.integers(4, 64))
 def test_any_workload_gives_each_request_its_own_tokens(
     script_of: list[Operation], page_size: int, num_pages: int, max_step_tokens: int

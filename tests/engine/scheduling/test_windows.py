@@ -170,7 +170,7 @@ def test_a_prefix_that_all_share_is_found_with_its_tail() -> None:
         script.scheduler.share(namespace, SYSTEM[:20])
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(150))
 @given(
     histories(longest_prompt=40),
     st.sampled_from([(60, 4), (200, 1), (90, 3), (24, 16)]),

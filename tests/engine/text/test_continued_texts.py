@@ -102,7 +102,7 @@ texts = st.text(st.sampled_from("ab. 漢😀"), max_size=12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=examples(50))
+@settings(deadline=None, max_examples=examples(100))
 @given(data=st.data(), skips=st.booleans(), sizes=st.lists(st.integers(0, 3), max_size=12))
 def test_output_is_the_text_of_prompt_and_output_after_that_of_the_prompt(
     kind: str, data: st.DataObject, skips: bool, sizes: list[int]

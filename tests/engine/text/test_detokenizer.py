@@ -220,7 +220,7 @@ def searched(pieces: Sequence[str], stop: Sequence[str], min_tokens: int) -> lis
     return [*deltas, (held, False)]
 
 
-@settings(deadline=None, max_examples=examples(200))
+@settings(deadline=None, max_examples=examples(500))
 @given(
     pieces=st.lists(st.text("ab漢", max_size=6), max_size=30),
     stop=st.lists(st.text("ab漢", min_size=1, max_size=9), min_size=1, max_size=8),

@@ -125,13 +125,13 @@ written = st.recursive(
 )
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(100))
 @given(text=written)
 def test_json_is_written_as_it_was_read(text: str) -> None:
     assert exact_json.write(exact_json.parse(text), separators=(",", ":")) == text
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(100))
 @given(text=written.filter(lambda text: text[0] in '{["'), end=st.integers(0, 100))
 def test_the_beginning_of_json_is_closed(text: str, end: int) -> None:
     whole, part = exact_json.closed(text), text[: max(end % (len(text) + 1), 1)]

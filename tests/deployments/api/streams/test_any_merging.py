@@ -89,7 +89,7 @@ def talk(template: str | None) -> tuple[Client, ScriptedEngine]:
 
 @pytest.mark.parametrize("name", CASES)
 @given(data=st.data())
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(40))
 def test_later_events_are_the_same(name: str, data: st.DataObject) -> None:
     case = CASES[name]
     client, engine = talk(case.template)

@@ -90,7 +90,7 @@ STORIES = st.lists(
 )
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(
     STORIES, st.sampled_from([(40, 4), (160, 1), (60, 3), (12, 16)]), st.booleans(), st.booleans(), st.booleans()
 )
@@ -137,7 +137,7 @@ def test_a_search_always_finds_the_same_as_by_itself(
     assert script.nothing_held()
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 5), st.sampled_from([1, 3, 4, 16]), st.booleans())
 def test_an_accepted_search_fits_and_with_one_page_less_it_is_refused(
     num_prompt: int, max_tokens: int, width: int, page_size: int, prefix_cache: bool

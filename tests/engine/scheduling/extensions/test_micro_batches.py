@@ -73,7 +73,7 @@ def names_in(plan: StepPlan) -> list[str]:
 # --- tokens ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     ACTIONS,
     st.integers(1, 4),

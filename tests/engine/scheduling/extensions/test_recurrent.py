@@ -127,7 +127,7 @@ def test_a_prefix_that_all_share_is_found_with_its_state() -> None:
         script.scheduler.share(namespace, SYSTEM[:20])
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(150))
 @given(
     histories(longest_prompt=30),
     st.sampled_from([(12, 4), (48, 1), (30, 3), (4, 16)]),
