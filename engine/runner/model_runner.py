@@ -46,7 +46,7 @@ from engine.sampling.pooled import pool
 from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.sampling.sampler import sampler_for
 from engine.settings.kv_tier import KVTier
-from engine.values.plan import Step, StepPlan, StepResult, result_of
+from engine.values.plan import Chunk, Step, StepPlan, StepResult, result_of
 
 
 class ModelRunner:
@@ -99,6 +99,9 @@ class ModelRunner:
         self._empty_page: int | None = None  # page for the unused rows and tokens of graphs
         self._decodes: DecodeGraphs | None = None
         self._others: TokenGraphs | None = None
+        self.on_hidden: Callable[[Sequence[Chunk], torch.Tensor], None] | None = None
+        """Called with the chunks of each step and the hidden states of their tokens, [N, hidden_size], which the
+        next step overwrites. Steps replayed by `add_graphs` have none, so do without these."""
 
     def add_host_pages(self, num_pages: int) -> None:
         """Allocate host pages for the KV of preempted requests, and measure how long copying takes."""
@@ -305,6 +308,8 @@ class ModelRunner:
             return StepResult((), ())
         stages.begin_forward()
         hidden, is_replayed = self._hidden(step.token_ids(before), step.batch)
+        if self.on_hidden is not None:
+            self.on_hidden(step.computed, hidden)
         return self._sample(step, hidden, before, stages, is_replayed=is_replayed)
 
     def _sample(
