@@ -16,6 +16,7 @@ NAMES: Mapping[str, tuple[str, str, str, str, str]] = {
     "deepseek_v3": (_NEXT, f"{_NEXT}.enorm", f"{_NEXT}.hnorm", f"{_NEXT}.eh_proj", f"{_NEXT}.shared_head.norm"),
     "glm4_moe": (_NEXT, f"{_NEXT}.enorm", f"{_NEXT}.hnorm", f"{_NEXT}.eh_proj", f"{_NEXT}.shared_head.norm"),
     "qwen3_next": ("mtp.layers.0", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
+    "qwen3_5_moe": ("mtp.layers.0", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
     "qwen3_5": ("mtp.layers.0", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
 }
 """The names of the layer, of the norms of embeddings and hidden states, of the projection and of the last norm."""
@@ -44,9 +45,16 @@ def save_with_mtp(family: str, directory: Path, **overrides: Any) -> Path:
 
 
 @torch.inference_mode()
-def reference_drafts(family: str, directory: Path, tokens: Sequence[int], count: int, start: int = 1) -> list[int]:
+def reference_drafts(
+    family: str,
+    directory: Path,
+    tokens: Sequence[int],
+    count: int,
+    start: int = 1,
+    bias: Mapping[int, float] | None = None,
+) -> list[int]:
     """The `count` likeliest tokens, each after those before it, that the MTP layer predicts after `tokens`. Its
-    context begins at position `start`.
+    context begins at position `start`; `bias` is added to the logits of some tokens.
     """
     model, weights = oracle_model(directory), load_file(directory / "model.safetensors")
     layer = oracle_model(_other(directory)).model.layers[-1]
@@ -71,7 +79,10 @@ def reference_drafts(family: str, directory: Path, tokens: Sequence[int], count:
         )
         last = normed((out[0] if isinstance(out, tuple) else out)[:, -1:], norm)
         before = torch.cat((before, last), 1)
-        known.append(int(model.lm_head(last)[0, -1].argmax()))
+        logits = model.lm_head(last)[0, -1]
+        for token, added_to in (bias or {}).items():
+            logits[token] += added_to
+        known.append(int(logits.argmax()))
     return known[len(tokens) :]
 
 
