@@ -80,7 +80,7 @@ def _why_none(config: EngineConfig, device: torch.device) -> str | None:
 
 def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple[int, ...]:
     """Return the widths of rows for which graphs with draft tokens are made: of the model that verifies them, or
-    of the draft model, which computes one or two tokens for each draft token. With MTP, plain decodes are such rows.
+    of the draft model, which computes one or two tokens for each draft token. With MTP, they replay plain decodes.
     """
     if config.speculation is None:
         return ()

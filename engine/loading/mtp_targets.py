@@ -1,4 +1,4 @@
-"""The layer for multi-token prediction in a checkpoint: its shape, and the places to which its tensors are loaded."""
+"""The MTP layer in a checkpoint: whether it is there, its shape, and where its tensors are loaded."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def check_mtp(config: EngineConfig, model: ModelConfig) -> None:
             f'speculation.method is "mtp", but Raydix knows no MTP layer of {model.architecture}; {_MODELS} have '
             f"one: {_OTHERS}"
         )
-    if max(config.num_ranks, config.context_parallel_size) > 1:
+    if config.num_ranks > 1:
         raise ValueError(
-            'speculation.method is "mtp", which runs only on one device: set tensor_parallel_size, '
-            f"pipeline_parallel_size and context_parallel_size to 1, or {_OTHERS}"
+            'speculation.method is "mtp", which runs only on one device: set tensor_parallel_size and '
+            f"pipeline_parallel_size to 1, or {_OTHERS}"
         )
 
 
@@ -61,13 +61,23 @@ def mtp_targets(model: ModelConfig, present: Container[str]) -> dict[str, Weight
 
 def check_mtp_tensors(model: ModelConfig, present: Container[str], path: object) -> None:
     """Raise ModelLoadError if a checkpoint has no MTP layer: files that were converted often lack it."""
-    names = _names(model)
-    norms = names.embedding_norm, names.hidden_norm, names.norm
-    if missing := [f"{name}.weight" for name in (*norms, names.projection) if f"{name}.weight" not in present]:
+    if missing := _missing(model, present):
         raise ModelLoadError(
             f'speculation.method is "mtp", but the weights in {path} lack {", ".join(missing)}: they were saved '
             f"without the MTP layer. Use the files that the model's makers published, or {_OTHERS}"
         )
+
+
+def has_mtp_layer(model: ModelConfig, present: Container[str]) -> bool:
+    """Whether a checkpoint has an MTP layer."""
+    return model.names.mtp is not None and not _missing(model, present)
+
+
+def _missing(model: ModelConfig, present: Container[str]) -> list[str]:
+    """Return the names of tensors that a checkpoint lacks, of those that only an MTP layer has."""
+    names = _names(model)
+    needed = names.embedding_norm, names.hidden_norm, names.norm, names.projection
+    return [f"{name}.weight" for name in needed if f"{name}.weight" not in present]
 
 
 def _names(model: ModelConfig) -> MTPNames:

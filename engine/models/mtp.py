@@ -1,5 +1,5 @@
-"""The layer with which a model predicts one token further: multi-token prediction (DeepSeek 2024, arXiv:2412.19437,
-section 2.2).
+"""The layer with which a model predicts one token further: multi-token prediction, MTP (DeepSeek 2024,
+arXiv:2412.19437, section 2.2).
 
     token at position i ─▶ embedding ─▶ norm ─┐
                                               ├─ projection ─▶ layer ─▶ norm ─▶ output head ─▶ token at i + 1

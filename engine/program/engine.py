@@ -110,8 +110,8 @@ class Engine:
         rank_group: RankGroup | None = None,
         device: DeviceThread[Any] | None = None,
     ) -> None:
-        """`drafter` is needed only if `config.speculation` asks for a draft model or MTP. `rank_group` holds the model's
-        other ranks: the loop ends when one of them ends, and they end with this engine. `device` is the thread
+        """`drafter` is needed if `config.speculation` asks for a draft model or MTP. `rank_group` holds the
+        model's other ranks: the loop ends when one of them ends, and they end with this engine. `device` is the thread
         that loaded the model and runs its steps; None leaves the choice to the loop. Raises ValueError.
         """
         if runner.is_encoder:

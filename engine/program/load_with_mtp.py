@@ -50,6 +50,4 @@ def load_with_mtp(config: EngineConfig) -> tuple[ModelRunner, MTPDrafter]:
     steps = [*warm_steps(min(config.max_step_tokens, settings.max_prefill_tokens), limit, config.page_tokens)]
     compile_kernels(mtp, iter(steps), device)
     warm_up(mtp, iter(steps), device)
-    return runner, MTPDrafter(
-        mtp, hidden, runner.decoder.normed, model.eos_token_ids, settings.max_prefill_tokens
-    )
+    return runner, MTPDrafter(mtp, hidden, runner.decoder.normed, model.eos_token_ids, settings.max_prefill_tokens)

@@ -1,7 +1,7 @@
 """The hidden states of each request's last computed tokens, from which an MTP layer drafts.
 
-    step's hidden states    [ request a | b | c c c c ... ]      copied, because the next step overwrites them
-    kept of each request    [ piece | piece | piece ]            consecutive positions, at most `most` of them
+step's hidden states    [ request a | b | c c c c ... ]      copied, because the next step overwrites them
+kept of each request    [ piece | piece | piece ]            consecutive positions, at most `most` of them
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Self
 
 import torch
 
@@ -222,7 +223,7 @@ class ModelRunner:
                 self.expert_load.padding_from = self._empty_page * self.page_size
         return self._empty_page
 
-    def with_pages(self, num_pages: int, num_slots: int = 1, max_drafts: int = 0) -> ModelRunner:
+    def with_pages(self, num_pages: int, num_slots: int = 1, max_drafts: int = 0) -> Self:
         """Return a runner with the same model and other pages and slots for states, all empty. Each slot has room
         for `max_drafts` draft tokens.
         """

@@ -9,8 +9,8 @@ last known token, its own hidden states continue:
                                   h0   h1   h2 |  g3   g4        g: the layer's own
 
 KV computed from the layer's own states is computed again once the model's are known. Only the states of the last
-tokens are kept, and none of tokens whose KV came from a cache. Where states are missing, the layer's context begins
-after the gap; positions only matter relative to each other.
+tokens are kept, and there are none of tokens whose KV came from a cache. Where states are missing, the layer's
+context begins after the gap; positions only matter relative to each other.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ class MTPRunner(ModelRunner):
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a plan as if all hidden states before were zero, and sample nothing: a warm-up."""
-        weight = self.decoder.projection.weight  # type: ignore[union-attr]
-        before = torch.zeros(plan.num_tokens, self.model_config.hidden_size, dtype=weight.dtype, device=self.device)
-        self.predict(plan, before)
+        shape = plan.num_tokens, self.model_config.hidden_size
+        self.predict(plan, torch.zeros(shape, dtype=self.kv_dtype, device=self.device))
         return StepResult((), ())
 
 
@@ -94,9 +93,7 @@ class MTPDrafter(DraftModel):
             parts = [
                 part
                 for follower, chunk in zip(batch, plan.chunks, strict=True)
-                for part in self._hidden.take(
-                    follower.request, chunk.start + follower.first - 1, chunk.num_tokens
-                )
+                for part in self._hidden.take(follower.request, chunk.start + follower.first - 1, chunk.num_tokens)
             ]
             before = self._norm(torch.cat(parts)).to(self._layer.kv_dtype)
         logits, own = self._layer.predict(plan, before)

@@ -13,8 +13,8 @@ class Speculation:
     """The drafter and its limits. Raises ValueError when a value is out of range."""
 
     method: Method = "ngram"
-    """"ngram": tokens that followed the same ones earlier in the request. "draft_model": a smaller model. "mtp": the
-    model's own layer for multi-token prediction."""
+    """"ngram": tokens that followed the same ones earlier in the request. "draft_model": a smaller model. "mtp":
+    the model's own layer for multi-token prediction."""
     model: str | None = None
     """Draft model, named as in `EngineConfig.model`, with the same vocabulary. Only with "draft_model"."""
     max_drafts: int = 4
@@ -28,14 +28,15 @@ class Speculation:
     window: int = 16_384
     """"ngram": how many of a request's last tokens are searched; each takes 8 bytes."""
     max_prefill_tokens: int = 512
-    """"draft_model", "mtp": maximum number of prompt tokens it computes between two steps, for new requests. "mtp":
-    also the number of a request's last tokens from whose hidden states it can begin."""
+    """"draft_model", "mtp": maximum number of prompt tokens it computes between two steps, for new requests.
+    "mtp": also the number of a request's last tokens from whose hidden states it can begin."""
     kv_pages: int | None = None
     """"draft_model", "mtp": number of its own KV pages; None for as many as the model has."""
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
-            raise ValueError(f"speculation.method must be one of {', '.join(get_args(Method))}; got {self.method!r}")
+            names = ", ".join(get_args(Method))
+            raise ValueError(f"speculation.method must be one of {names}; got {self.method!r}")
         if (self.method == "draft_model") != (self.model is not None):
             expected = "name a draft model" if self.model is None else "leave it out"
             raise ValueError(
