@@ -61,8 +61,6 @@ def why_not(
         return reason
     if model is not None and (reason := why_not_model(model)) is not None:
         return reason
-    if config.speculation is not None and config.speculation.method == "mtp":
-        return "MTP reads hidden states, which graphs that sample do not return"
     return None if attention.is_capturable else f"attention by {attention.name} needs the host in each step"
 
 
@@ -80,13 +78,12 @@ def _why_none(config: EngineConfig, device: torch.device) -> str | None:
 
 def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple[int, ...]:
     """Return the widths of rows for which graphs with draft tokens are made: of the model that verifies them, or
-    of the draft model, which computes one or two tokens for each draft token. With MTP, they replay plain decodes.
+    of the draft model, which computes one or two tokens for each draft token.
     """
     if config.speculation is None:
         return ()
     widths = {2, config.speculation.max_drafts + 1}
-    has_plain = is_draft_model or config.speculation.method == "mtp"
-    return tuple(sorted(widths | {1} if has_plain else widths))
+    return tuple(sorted(widths | {1} if is_draft_model else widths))
 
 
 def piece_tokens(config: EngineConfig, model: ModelConfig, *, is_draft_model: bool = False) -> int:

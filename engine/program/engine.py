@@ -111,8 +111,8 @@ class Engine:
         device: DeviceThread[Any] | None = None,
     ) -> None:
         """`drafter` is needed if `config.speculation` asks for a draft model or MTP. `rank_group` holds the
-        model's other ranks: the loop ends when one of them ends, and they end with this engine. `device` is the thread
-        that loaded the model and runs its steps; None leaves the choice to the loop. Raises ValueError.
+        model's other ranks: the loop ends when one of them ends, and they end with this engine. `device` is the
+        thread that loaded the model and runs its steps; None leaves the choice to the loop. Raises ValueError.
         """
         if runner.is_encoder:
             config = replace(config, prefix_cache=False, host_kv_gib=0.0, kv_tier=None, preemption="recompute")

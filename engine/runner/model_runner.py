@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Self
 
 import torch
@@ -102,7 +103,8 @@ class ModelRunner:
         self._others: TokenGraphs | None = None
         self.on_hidden: Callable[[Sequence[Chunk], torch.Tensor], None] | None = None
         """Called with the chunks of each step and the hidden states of their tokens, [N, hidden_size], which the
-        next step overwrites. Steps replayed by `add_graphs` have none, so do without these."""
+        next step overwrites."""
+        self._of_rows: torch.Tensor | None = None  # the hidden states of the decodes that a graph replays
 
     def add_host_pages(self, num_pages: int) -> None:
         """Allocate host pages for the KV of preempted requests, and measure how long copying takes."""
@@ -143,9 +145,9 @@ class ModelRunner:
         memory = self.page_memory
         return None if memory is None else PartReader(memory, report, self._fence)
 
-    def add_graphs(self, max_running: int, capture: Capture) -> DecodeGraphs:
+    def add_graphs(self, max_running: int, capture: Capture, *, keeps_hidden: bool = False) -> DecodeGraphs:
         """Make graphs that replay steps of decodes. Call it before any step, because it reserves the last page and
-        the last slot for a state, to which unused rows write.
+        the last slot for a state, to which unused rows write. `keeps_hidden`: whether `on_hidden` will be set.
         """
         limit = self.max_model_len
         contexts = contexts_up_to(limit, is_planned=self.attention.plans_by_bounds)
@@ -159,6 +161,9 @@ class ModelRunner:
             self.pages.num_groups,
             self.num_state_slots,
         )
+        if keeps_hidden:
+            shape = layout.max_rows, self.model_config.hidden_size
+            self._of_rows = torch.zeros(shape, dtype=self._decoder_type, device=self.device)
         choose = graph_chooser_for(self.device)
         self._decodes = DecodeGraphs(
             self._decode,
@@ -187,9 +192,7 @@ class ModelRunner:
         is_plain = heads.latent is None and config.chunk is None
         sizes = self._sizes_of_rows(widths, max_running)
         most = max([max_tokens, *(size.num_tokens for size in sizes)])
-        assert isinstance(self.decoder, Decoder), "graphs are for GPUs"
-        weight = self.decoder.embed.weight
-        hidden = torch.zeros(most, config.hidden_size, dtype=weight.dtype, device=self.device)
+        hidden = torch.zeros(most, config.hidden_size, dtype=self._decoder_type, device=self.device)
         drafts, spreads, pieces, num_groups = None, None, None, self.pages.num_groups
         room = self.max_model_len, self.page_size
         if sizes:
@@ -203,6 +206,11 @@ class ModelRunner:
             pieces = PieceGraphs(decoder, max_tokens, *shape, empty_slot, hidden, capture, num_groups, above)
         self._others = TokenGraphs(drafts, spreads, pieces)
         return self._others
+
+    @property
+    def _decoder_type(self) -> torch.dtype:
+        assert isinstance(self.decoder, Decoder), "graphs are for GPUs"
+        return self.decoder.embed.weight.dtype
 
     def _sizes_of_rows(self, widths: Sequence[int], max_running: int) -> list[DraftSize]:
         """Return the sizes of graphs for rows with few tokens."""
@@ -350,6 +358,10 @@ class ModelRunner:
         finish = self._copied(step)
         stages.begin_forward()
         is_replayed = decodes.forward(step, before)
+        if self.on_hidden is not None:
+            assert self._of_rows is not None, "the graphs were made with keeps_hidden"
+            in_order = sorted(zip(step.rows, step.chunks, strict=True), key=itemgetter(0))
+            self.on_hidden([chunk for _, chunk in in_order], self._of_rows[: len(in_order)])
         stages.begin_sampling()
         sampled, reports = decodes.sample(step, self._read if before is not None else list)
         stages.end_sampling()
@@ -362,7 +374,10 @@ class ModelRunner:
 
     def _decode(self, token_ids: torch.Tensor, batch: AttentionBatch, logits: torch.Tensor) -> None:
         assert isinstance(self.decoder, Decoder), "graphs are for GPUs"
-        self.decoder.logits(self._layers(token_ids, batch), logits)
+        hidden = self._layers(token_ids, batch)
+        if self._of_rows is not None:
+            self._of_rows[: len(hidden)] = hidden
+        self.decoder.logits(hidden, logits)
 
     def _hidden(self, token_ids: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, bool]:
         """Return the hidden states of a step's tokens, and whether graphs were replayed for them."""

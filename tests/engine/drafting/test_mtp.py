@@ -28,6 +28,7 @@ from engine.values.sampling_params import SamplingParams
 from tests.engine.support.engine_run import Run
 from tests.engine.support.mtp_models import NAMES, reference_drafts, save_with_mtp
 from tests.engine.support.oracle import Tiny, save_tiny
+from tests.engine.support.recorded_graphs import record_as_on_gpus
 
 ALWAYS = Speculation("mtp", max_drafts=3, adaptive=False)
 
@@ -127,6 +128,22 @@ def test_drafts_are_the_layer_s_predictions_whatever_came_before(model: Tiny, fa
     assert watched.run.engine.scheduler.load(0.0).num_preemptions > 0
     assert 0 < watched.run.num_accepted < watched.run.num_drafts
     assert watched.starts.count(1) > 0.5 * len(watched.starts)
+    watched.check(family, model(family))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])
+def test_drafts_are_the_same_where_steps_are_replayed(
+    model: Tiny, family: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs replay decodes without draft tokens, to which the adaptive drafter returns, and others."""
+    recordings = record_as_on_gpus(monkeypatch)
+    adaptive = Speculation("mtp", max_drafts=3)
+    settings = {"cuda_graphs": "lazy", "overlap": overlap, "speculation": adaptive, "max_running": 4}
+    watched = run_both(config_for(model(family), **settings), [[20, 21, 22], list(range(30, 41)), [5, 6]])
+    assert recordings[0].num_replayed > 10
+    assert sum(len(draft) for *_, draft in watched.drafts) > 10
+    assert set(watched.starts) <= {0, 1}
     watched.check(family, model(family))
 
 

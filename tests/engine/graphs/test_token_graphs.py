@@ -117,28 +117,6 @@ def test_rows_with_any_number_of_drafts_are_one_graph(model: Path) -> None:
     assert (recording.num_recorded, recording.num_cuts) == (2, 0)
 
 
-def test_replayed_steps_have_the_hidden_states_of_eager_ones(model: Path) -> None:
-    """MTP reads those of decodes, draft tokens and prompts."""
-    config = config_for(model)
-    runner, recording = graphed(config, max_tokens=24, widths=(1, *WIDTHS))
-    plain, found = load_model(config), dict[str, list[torch.Tensor]](graphs=[], eager=[])
-    runner.on_hidden = lambda _, hidden: found["graphs"].append(hidden.clone())
-    plain.on_hidden = lambda _, hidden: found["eager"].append(hidden.clone())
-    requests = [greedy_request(f"r{i}", 6 + i) for i in range(3)]
-    for _ in range(2):
-        for count in (2, 1, 0):  # draft tokens
-            chunks = [drafted(r, [30] * count, list(range(4 * i, 4 * i + 4))) for i, r in enumerate(requests)]
-            chunks.append(prompt("new", 5, [60, 61]))
-            for size in (3, 4):
-                plan = StepPlan(tuple(sorted(chunks[:size], key=lambda chunk: chunk.num_tokens)))
-                for each in (runner, plain):
-                    each.compute(each.read(plan, each.device))
-    assert recording.num_replayed > 4 and recording.num_cuts > 0
-    assert len(found["graphs"]) == len(found["eager"]) == 12
-    for ours, theirs in zip(found["graphs"], found["eager"], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
 def test_short_prompts_next_to_decodes_replay_all_but_attention(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
