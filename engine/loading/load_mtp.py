@@ -29,9 +29,9 @@ def load_mtp(
     directory: Path, model: ModelConfig, dtype: torch.dtype, device: torch.device, *, fp8: bool = False
 ) -> MTPDecoder:
     """Load the MTP layer of a model, without tables. `fp8` as for `load_decoder`. Raises ModelLoadError."""
-    layer = mtp_config(model)
+    model = model.rounded() if fp8 else model
     with torch.device("meta"):
-        decoder = MTPDecoder(layer.rounded() if fp8 else layer)
+        decoder = MTPDecoder(mtp_config(model))
     with ExitStack() as stack:
         tensors = open_checkpoint(directory, stack)
         check_mtp_tensors(model, tensors, directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from cache import Namespace
 from engine import Speculation
 from engine.base.errors import ModelLoadError
+from engine.layers.linear import Fp8Linear
 from engine.loading.check_model import check_model
 from engine.program.engine import Engine
 from engine.program.load_with_mtp import load_with_mtp
@@ -25,6 +27,7 @@ from engine.settings.config import EngineConfig
 from engine.values.plan import Chunk, StepPlan
 from engine.values.request import Request
 from engine.values.sampling_params import SamplingParams
+from tests.engine.support.checkpoints import LINEAR, configure, fp8_channels, fp8_config, rewrite
 from tests.engine.support.engine_run import Run
 from tests.engine.support.mtp_models import NAMES, reference_drafts, save_with_mtp
 from tests.engine.support.oracle import Tiny, save_tiny
@@ -145,6 +148,34 @@ def test_drafts_are_the_same_where_steps_are_replayed(
     assert sum(len(draft) for *_, draft in watched.drafts) > 10
     assert set(watched.starts) <= {0, 1}
     watched.check(family, model(family))
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_layer_in_eight_bits_drafts(tmp_path: Path, is_stored: bool) -> None:
+    """The files have its matrices in float8, as published ones do, or loading rounds them. Most of its drafts are
+    those of the unrounded layer.
+    """
+    plain = save_with_mtp("glm4_moe", tmp_path / "model")
+    directory = shutil.copytree(plain, tmp_path / "rounded")
+    if is_stored:
+        rewrite(directory, store_in_fp8)
+        configure(directory, **fp8_config())
+    prompts = [list(range(first, first + 9)) for first in (20, 30, 40, 50)]
+    watched = run_both(config_for(directory, quantization=None if is_stored else "fp8"), prompts)
+    layer = watched.drafter._layer.decoder
+    assert isinstance(layer.get_submodule("layers.0.attention.o_proj"), Fp8Linear)
+    assert type(layer.get_submodule("projection")) is torch.nn.Linear
+    drafts = [(tokens, draft[:1]) for tokens, _, draft in watched.drafts if draft]
+    expected = [reference_drafts("glm4_moe", plain, tokens, 1, bias=FEW["logit_bias"]) for tokens, _ in drafts]
+    equal = sum(draft == other for (_, draft), other in zip(drafts, expected, strict=True))
+    assert equal > 0.7 * len(drafts) > 20
+
+
+def store_in_fp8(weights: dict[str, torch.Tensor]) -> None:
+    for name, tensor in list(weights.items()):
+        if LINEAR.fullmatch(name):
+            del weights[name]
+            weights |= fp8_channels(name.removesuffix(".weight"), tensor)[0]
 
 
 def test_requests_that_begin_alike_share_the_layer_s_kv(model: Tiny) -> None:
