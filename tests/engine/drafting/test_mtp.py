@@ -20,6 +20,7 @@ from engine import Speculation
 from engine.base.errors import ModelLoadError
 from engine.layers.linear import Fp8Linear
 from engine.loading.check_model import check_model
+from engine.models.mtp import MTPDecoder
 from engine.program.engine import Engine
 from engine.program.load_with_mtp import load_with_mtp
 from engine.runner.hidden_states import HiddenStates
@@ -167,6 +168,7 @@ def test_a_layer_in_eight_bits_drafts(tmp_path: Path, is_stored: bool) -> None:
     prompts = [list(range(first, first + 9)) for first in (20, 30, 40, 50)]
     watched = run_both(config_for(directory, quantization=None if is_stored else "fp8"), prompts)
     layer = watched.drafter._layer.decoder
+    assert isinstance(layer, MTPDecoder)
     assert isinstance(layer.get_submodule("layers.0.attention.o_proj"), Fp8Linear)
     assert type(layer.get_submodule("projection")) is torch.nn.Linear
     drafts = [(tokens, draft[:1]) for tokens, _, draft in watched.drafts if draft]
