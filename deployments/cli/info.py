@@ -230,6 +230,7 @@ def _saved(kept: KeptBlocks, element: int) -> int:
 
 def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfig) -> None:
     """Add the unused contents of the model's files, and the keys that would make a start fail."""
+    from engine.loading.mtp_targets import has_mtp_layer
     from engine.loading.unused import Unused
     from engine.loading.unused_tensors import unused_encoder_tensors, unused_tensors
 
@@ -240,6 +241,8 @@ def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfi
             tensors = unused_tensors(directory, facts)
     except ModelLoadError:  # There are no weights here, or a start reports their error.
         tensors = []
+    if isinstance(facts, ModelConfig) and has_mtp_layer(facts, tensors):
+        table.add_row("MTP layer", "in the weights: engine.speculation.method mtp drafts with it")
     if lines := Unused.of(directory, facts.unused_keys, tensors).lines():
         table.add_row("not used", Text("\n".join(lines)))
     try:

@@ -1,7 +1,8 @@
 """Speculative decoding: draft tokens are proposed cheaply, and the model verifies many of them in one step.
 
     Scheduler ─ asks ─▶ Speculator ─▶ Drafter.propose      ngram.py: from the request's own text
-        │                 ▲                                draft_model.py: from a smaller model
+        │                 ▲                                runner/draft_model.py: from a smaller model
+        │                 │                                runner/mtp_drafter.py: from the model's own layer
         └─ plan, step, ───┘ how many were accepted
            apply
 

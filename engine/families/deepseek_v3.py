@@ -5,7 +5,7 @@ attention, and experts that sigmoids choose.
 from __future__ import annotations
 
 from engine.model_parts.experts_config import ExpertsConfig
-from engine.model_parts.family import Family, WeightNames
+from engine.model_parts.family import Family, MTPNames, WeightNames
 from engine.model_parts.parts import ModelParts
 from engine.model_parts.reading import Raw, alike, read_latent_attention, read_mlp, read_norms, read_rope
 
@@ -22,11 +22,11 @@ def _read(raw: Raw) -> ModelParts:
     )
 
 
-# The layers after the last predict further tokens, which Raydix does not use.
+# The layers after the last predict further tokens: the first is loaded for MTP (`engine/loading/load_mtp.py`).
 FAMILY = Family(
     ("DeepseekV3ForCausalLM",),
     _read,
-    WeightNames(left_out=("model.layers.{layers}.",)),
+    WeightNames(left_out=("model.layers.{layers}.",), mtp=MTPNames()),
     {
         "routed_scaling_factor": 2.5,
         "n_shared_experts": 1,

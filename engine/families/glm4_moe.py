@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.model_parts.experts_config import ExpertsConfig
-from engine.model_parts.family import Family, WeightNames
+from engine.model_parts.family import Family, MTPNames, WeightNames
 from engine.model_parts.parts import ModelParts
 from engine.model_parts.reading import Raw, alike, read_attention, read_mlp, read_norms, read_rope
 
@@ -19,10 +19,10 @@ def _read(raw: Raw) -> ModelParts:
     )
 
 
-# The layers after the last predict further tokens, which Raydix does not use.
+# The layers after the last predict further tokens: the first is loaded for MTP (`engine/loading/load_mtp.py`).
 FAMILY = Family(
     ("Glm4MoeForCausalLM",),
     _read,
-    WeightNames(left_out=("model.layers.{layers}.",)),
+    WeightNames(left_out=("model.layers.{layers}.",), mtp=MTPNames()),
     {"partial_rotary_factor": 0.5, "n_shared_experts": 1, "first_k_dense_replace": 1},
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.families.qwen3_next import HIDDEN_ACT, SHARED_EXPERT, read_hybrid
-from engine.model_parts.family import DeltaNetNames, Family, WeightNames
+from engine.model_parts.family import QWEN_MTP, DeltaNetNames, Family, WeightNames
 
 FAMILY = Family(
     (
@@ -21,6 +21,7 @@ FAMILY = Family(
         experts=replace(SHARED_EXPERT, may_be_stacked=True),
         delta_net=DeltaNetNames(("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a")),
         left_out=("mtp.", "model.visual.", "visual."),
+        mtp=QWEN_MTP,
     ),
     {"partial_rotary_factor": 0.25},
     {**HIDDEN_ACT, "norm_topk_prob": True, "decoder_sparse_step": 1},

@@ -9,7 +9,7 @@ from dataclasses import replace
 from engine.base.errors import ModelLoadError
 from engine.model_parts.config_keys import layered
 from engine.model_parts.experts_config import ExpertsConfig
-from engine.model_parts.family import DeltaNetNames, ExpertNames, Family, WeightNames
+from engine.model_parts.family import QWEN_MTP, DeltaNetNames, ExpertNames, Family, WeightNames
 from engine.model_parts.parts import DeltaNetConfig, LayerKind, ModelParts
 from engine.model_parts.reading import Raw, read_attention, read_mlp, read_norms, read_qwen_experts, read_rope
 
@@ -71,6 +71,7 @@ FAMILY = Family(
         experts=SHARED_EXPERT,
         delta_net=DeltaNetNames(("in_proj_qkvz",), ("in_proj_ba",)),
         left_out=("mtp.",),
+        mtp=QWEN_MTP,
     ),
     {"partial_rotary_factor": 0.25},
     HIDDEN_ACT,

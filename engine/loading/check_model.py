@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.gguf.files import SUFFIX
 from engine.loading.model_settings import check_encoder_settings, check_recurrent, max_model_len
+from engine.loading.mtp_targets import check_mtp, check_mtp_tensors
 from engine.loading.unused_tensors import unused_encoder_tensors, unused_tensors
 from engine.model_config.any_model import model_facts
 from engine.model_config.config import ModelConfig
@@ -66,7 +67,9 @@ def _check_files(config: EngineConfig, directory: Path) -> None:
     if isinstance(facts, EncoderConfig):
         unused_encoder_tensors(directory, facts)
     else:
-        unused_tensors(directory, facts, needs_head=tasks != ("embed",))
+        unused = unused_tensors(directory, facts, needs_head=tasks != ("embed",))
+        if config.speculation is not None and config.speculation.method == "mtp":
+            check_mtp_tensors(facts, unused, directory)
     load_tokenizer(directory)
 
 
@@ -91,6 +94,7 @@ def _check_settings(config: EngineConfig, directory: Path) -> tuple[ModelConfig 
         facts = facts.on(_device(config))
         max_model_len(config, facts)
         check_recurrent(config, facts)
+        check_mtp(config, facts)
         check_divides(facts, config.tensor_parallel_size, config.expert_parallel)
         check_context(facts, config.tensor_parallel_size, config.context_parallel_size)
         check_copies(facts, config)

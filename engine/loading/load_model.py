@@ -250,7 +250,8 @@ class _Loading:
         config, capture = self._config, CudaCapture(self._device)
         kinds: list[Graphs] = []
         if self._has_decodes:
-            kinds.append(runner.add_graphs(config.max_running, capture))
+            is_mtp = config.speculation is not None and config.speculation.method == "mtp"
+            kinds.append(runner.add_graphs(config.max_running, capture, keeps_hidden=is_mtp))
         if self._not_in_pieces is None:
             widths = draft_widths(config)
             most = piece_tokens(config, self._model)

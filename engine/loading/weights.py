@@ -84,18 +84,29 @@ def load_decoder(
             leave_out_others(decoder, ranks.stage)
         # Parts that only other ranks have stay zero: a bias, rows after the last token's.
         new = torch.empty if ranks.shard.size == 1 else torch.zeros
-        wide = {target.parameter for target in targets.values() if target.added is not None}
-        allocate(decoder, partial(new, device=device), dtype, wide, input_major)
-        with torch.no_grad():
-            # Experts that only other ranks have are not read.
-            groups = [group for group in groups if group.into is None or group.into().numel()]
-            if device.type == "cuda":
-                stream_groups(stored_checkpoint(directory), groups, device)
-            else:
-                copy_groups(tensors, groups)
+        allocate(decoder, partial(new, device=device), dtype, wide_parameters(targets), input_major)
+        # Experts that only other ranks have are not read.
+        groups = [group for group in groups if group.into is None or group.into().numel()]
+        read_groups(directory, tensors, groups, device)
     if ranks.stage.count > 1:
         keep_own(decoder, ranks.stage)
     return decoder.eval()
+
+
+def wide_parameters(targets: Mapping[str, WeightTarget]) -> set[str]:
+    """Return the names of the parameters that are float32, whatever the model's type."""
+    return {target.parameter for target in targets.values() if target.added is not None}
+
+
+@torch.no_grad()
+def read_groups(
+    directory: Path, tensors: Mapping[str, MappedTensor], groups: Sequence[TensorGroup], device: torch.device
+) -> None:
+    """Read and store all groups; `tensors` are those of the checkpoint."""
+    if device.type == "cuda":
+        stream_groups(stored_checkpoint(directory), groups, device)
+    else:
+        copy_groups(tensors, groups)
 
 
 def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = False) -> list[str]:
@@ -184,13 +195,29 @@ def plan_loading(
     targets = weight_targets(config, ranks.shard, present)
     with torch.device("meta"):
         decoder = Decoder(ranks.shard.of(config), ranks)
+    return decoder, targets, plan_groups(decoder, targets, config, present, stored, dtype, keeps_blocks)
+
+
+def plan_groups(
+    decoder: Decoder,
+    targets: Mapping[str, WeightTarget],
+    config: ModelConfig,
+    present: Mapping[str, MappedTensor],
+    stored: WeightFormat | None,
+    dtype: torch.dtype,
+    keeps_blocks: bool = False,
+) -> list[TensorGroup]:
+    """Return how the tensors of `targets` are loaded into a decoder on the meta device, some of whose layers are
+    replaced by quantized ones. The arguments are those of `plan_loading`.
+    """
+    with torch.device("meta"):
         if isinstance(stored, KeptFormat):
             quantize_layers(decoder, _parts(targets), stored, partial(_is_plain, config.weight_format, present))
         is_mxfp4 = config.experts is not None and config.experts.is_mxfp4
         quantize_stacked(decoder, {target.parameter for target in targets.values()}, is_mxfp4=is_mxfp4)
         if keeps_blocks:
             _keep_blocks(decoder, targets, present)
-    return decoder, targets, _widened_groups(decoder, targets, config, present, dtype)
+    return _widened_groups(decoder, targets, config, present, dtype)
 
 
 def _widened_groups(

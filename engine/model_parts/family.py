@@ -42,6 +42,23 @@ class DeltaNetNames:
 
 
 @dataclass(frozen=True, slots=True)
+class MTPNames:
+    """The names of the weights of the layer that predicts one token further (`engine/models/mtp.py`); "{layers}"
+    stands for the number of layers.
+    """
+
+    layer: str = "model.layers.{layers}"
+    embedding_norm: str = "model.layers.{layers}.enorm"
+    hidden_norm: str = "model.layers.{layers}.hnorm"
+    projection: str = "model.layers.{layers}.eh_proj"
+    norm: str = "model.layers.{layers}.shared_head.norm"
+
+
+QWEN_MTP = MTPNames("mtp.layers.0", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
+"""The names in Qwen3-Next and later."""
+
+
+@dataclass(frozen=True, slots=True)
 class WeightNames:
     """The names of a layer's weights in a checkpoint, below "model.layers.N"."""
 
@@ -64,6 +81,8 @@ class WeightNames:
     """Names in families with recurrent layers."""
     left_out: tuple[str, ...] = ()
     """Prefixes of weights that text does not need; "{layers}" stands for the number of layers."""
+    mtp: MTPNames | None = None
+    """Names in families with a layer for MTP."""
 
 
 @dataclass(frozen=True, slots=True)

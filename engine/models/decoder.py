@@ -277,6 +277,10 @@ class Decoder(nn.Module):
         return scaled_logits(found.float() if out is None else out.copy_(found), self.config.scales)
 
     def _norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        weight = self.norm.weight
-        wide = hidden if weight.dtype == hidden.dtype else hidden.float()
-        return F.rms_norm(wide, weight.shape, weight, self.config.stream_eps).to(hidden.dtype)
+        return normed_by(self.norm, hidden)
+
+
+def normed_by(norm: nn.RMSNorm, hidden: torch.Tensor) -> torch.Tensor:
+    """Map [R, hidden_size] to the same shape and type. The norm's weights may be float32 in any model."""
+    wide = hidden if norm.weight.dtype == hidden.dtype else hidden.float()
+    return F.rms_norm(wide, norm.weight.shape, norm.weight, norm.eps).to(hidden.dtype)

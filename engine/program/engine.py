@@ -110,9 +110,9 @@ class Engine:
         rank_group: RankGroup | None = None,
         device: DeviceThread[Any] | None = None,
     ) -> None:
-        """`drafter` is needed only if `config.speculation` asks for a draft model. `rank_group` holds the model's
-        other ranks: the loop ends when one of them ends, and they end with this engine. `device` is the thread
-        that loaded the model and runs its steps; None leaves the choice to the loop. Raises ValueError.
+        """`drafter` is needed if `config.speculation` asks for a draft model or MTP. `rank_group` holds the
+        model's other ranks: the loop ends when one of them ends, and they end with this engine. `device` is the
+        thread that loaded the model and runs its steps; None leaves the choice to the loop. Raises ValueError.
         """
         if runner.is_encoder:
             config = replace(config, prefix_cache=False, host_kv_gib=0.0, kv_tier=None, preemption="recompute")
@@ -339,7 +339,7 @@ def _speculator(settings: Speculation | None, drafter: Drafter | None) -> Specul
     if settings.method == "ngram":
         drafter = NgramDrafter(settings.min_match, settings.max_match, settings.window)
     if drafter is None:
-        raise ValueError('speculation.method is "draft_model", but no draft model was loaded with the runner')
+        raise ValueError(f"speculation.method is {settings.method!r}, but no drafter was loaded with the runner")
     return Speculator(drafter, settings.max_drafts, adaptive=settings.adaptive)
 
 
@@ -365,11 +365,15 @@ def thread_of_gpu(config: EngineConfig) -> DeviceThread[Any] | None:
 def _load(
     config: EngineConfig, launcher: WorkerLauncher | None
 ) -> tuple[ModelRunner | ParallelRunner, Drafter | None]:
-    """Load the model, and the draft model if there is one."""
+    """Load the model, and what drafts for it if that is not its text."""
     from engine.ranks import load_runner
 
-    if config.speculation is None or config.speculation.method != "draft_model":
+    if config.speculation is None or config.speculation.method == "ngram":
         return load_runner.load_runner(config, launcher=launcher), None
+    if config.speculation.method == "mtp":
+        from engine.program.load_with_mtp import load_with_mtp
+
+        return load_with_mtp(config)
     from engine.program.load_with_draft import load_with_draft_model
 
     return load_with_draft_model(config, launcher)

@@ -48,6 +48,9 @@ class LogitsRunner(Protocol):
 class DraftModel:
     """Drafts with a model. When its own pages run out, a request continues without draft tokens."""
 
+    reuses_drafts = True
+    """Whether the KV of accepted draft tokens is what it would have computed from the request's tokens."""
+
     def __init__(
         self, runner: LogitsRunner, eos_token_ids: Collection[int], max_prefill_tokens: int = 512
     ) -> None:
@@ -57,7 +60,7 @@ class DraftModel:
         self._sampler: Sampler | NativeSampler | None = None  # Chosen once the logits' device is known.
         self._max_prefill_tokens = max_prefill_tokens
         self.cache = KVCacheManager(runner.num_pages, runner.page_size)
-        self._followers: dict[str, _Follower] = {}
+        self._followers: dict[str, Follower] = {}
         self._num_calls = 0  # Serves as its cache's clock.
 
     @torch.inference_mode()
@@ -65,7 +68,7 @@ class DraftModel:
         """Implement `Drafter.propose`. A new request gets draft tokens once its prompt has been computed."""
         self._num_calls += 1
         room = self._max_prefill_tokens
-        batch: list[_Follower] = []
+        batch: list[Follower] = []
         copies: list[PageCopy] = []
         for request, most in zip(requests, max_tokens, strict=True):
             follower = self._follow(request)
@@ -84,43 +87,45 @@ class DraftModel:
         """Implement `Drafter.forget`. The computed KV stays in its cache while there is room."""
         follower = self._followers.pop(request.request_id, None)
         if follower is not None:
-            follower.roll_back()
+            follower.roll_back(reuses_drafts=self.reuses_drafts)
             # The last page of a match is copied only when the lease is extended.
-            num_held = min(follower.num_computed, len(follower.lease.pages) * self._runner.page_size)
-            self.cache.finish(follower.lease, request.tokens[:num_held], self._num_calls)
+            num_held = len(follower.lease.pages) * self._runner.page_size
+            self.cache.finish(follower.lease, follower.reusable(num_held), self._num_calls)
 
-    def _follow(self, request: Request) -> _Follower:
+    def _follow(self, request: Request) -> Follower:
         """Return the state of a request, rolled back to the accepted part of the last draft."""
         follower = self._followers.get(request.request_id)
         if follower is None:
-            lease = self.cache.lock(self.cache.match(request.namespace, request.tokens, self._num_calls))
-            follower = _Follower(request, lease, lease.num_cached, request.num_tokens)
-            self._followers[request.request_id] = follower
-        follower.roll_back()
+            follower = self._followers[request.request_id] = self._begin(request)
+        follower.roll_back(reuses_drafts=self.reuses_drafts)
         return follower
 
-    def _has_pages(self, follower: _Follower, copies: list[PageCopy]) -> bool:
+    def _begin(self, request: Request) -> Follower:
+        lease = self.cache.lock(self.cache.match(request.namespace, request.tokens, self._num_calls))
+        return Follower(request, lease, lease.num_cached, request.num_tokens)
+
+    def _has_pages(self, follower: Follower, copies: list[PageCopy]) -> bool:
         """Allocate pages for all its tokens and its draft. Without room, it releases the request's state."""
         try:
-            copies += self.cache.extend(follower.lease, follower.num_known + follower.most - 1)
+            end = follower.num_known + follower.most - 1
+            copies += self.cache.extend(follower.lease, end - follower.first)
         except OutOfPages:
             self.forget(follower.request)
             return False
         return True
 
-    def _catch_up(self, batch: list[_Follower], copies: list[PageCopy]) -> None:
+    def _catch_up(self, batch: list[Follower], copies: list[PageCopy]) -> None:
         """Compute missing KV within the given room; requests that have caught up get their first draft token."""
         batch.sort(key=lambda follower: follower.num_given)  # Decode rows come first.
         self._draft([follower.missing_chunk() for follower in batch], batch, copies)
         for follower in batch:
             self.cache.release_copy(follower.lease)
             if follower.is_filling:
-                tokens = follower.request.tokens[: follower.num_computed]
-                self.cache.insert(follower.lease, tokens, self._num_calls)
+                self.cache.insert(follower.lease, follower.reusable(), self._num_calls)
 
-    def _draft(self, chunks: Sequence[Chunk], batch: Sequence[_Follower], copies: Sequence[PageCopy] = ()) -> None:
+    def _draft(self, chunks: Sequence[Chunk], batch: Sequence[Follower], copies: Sequence[PageCopy] = ()) -> None:
         """Compute chunks, one for each in the batch, and add a draft token where they reach the last token."""
-        logits = self._runner.logits(StepPlan(tuple(chunks), tuple(copies)))
+        logits = self._logits(StepPlan(tuple(chunks), tuple(copies)), batch)
         ready = [follower for follower, chunk in zip(batch, chunks, strict=True) if chunk.samples]
         if not ready:
             return
@@ -130,9 +135,13 @@ class DraftModel:
         for follower, token in zip(ready, chosen, strict=True):
             follower.add(token)
 
+    def _logits(self, plan: StepPlan, batch: Sequence[Follower]) -> torch.Tensor:
+        """Compute a plan with one chunk for each in the batch; return as `LogitsRunner.logits`."""
+        return self._runner.logits(plan)
+
 
 @dataclass(slots=True)
-class _Follower:
+class Follower:
     """The draft model's state of one request."""
 
     request: Request
@@ -149,11 +158,18 @@ class _Follower:
     """Number of known tokens to compute now."""
     is_filling: bool = False
     """Whether these are a prompt's."""
+    first: int = 0
+    """Number of leading tokens of the request that are left out: the first slot of its pages is that of the next
+    one."""
+    is_shared: bool = True
+    """Whether other requests may use its KV."""
 
-    def roll_back(self) -> None:
-        """Keep the accepted part of the last draft. The rest, and always the last token, is computed again."""
+    def roll_back(self, *, reuses_drafts: bool) -> None:
+        """Keep the KV of the accepted part of the last draft, unless drafts are not reused. The rest, and always
+        the last token, is computed again.
+        """
         tokens = self.request.tokens
-        accepted = num_accepted(self.draft, tokens[self.num_known :])
+        accepted = num_accepted(self.draft, tokens[self.num_known :]) if reuses_drafts else 0
         self.num_computed = min(self.num_computed, self.num_known + accepted, len(tokens) - 1)
         self.num_known, self.draft = len(tokens), []
 
@@ -171,12 +187,20 @@ class _Follower:
         start = self.num_computed
         self.num_computed = end = start + self.num_given
         ids = self.request.tokens[start:end]
-        return Chunk(self.request, start, len(ids), ids, self.lease.pages, end == self.num_known)
+        return Chunk(self.request, start - self.first, len(ids), ids, self.lease.pages, end == self.num_known)
 
     def next_chunk(self) -> Chunk:
         """Return the last draft token as a chunk."""
         self.num_computed += 1
-        return Chunk(self.request, self.num_computed - 1, 1, self.draft[-1:], self.lease.pages, True)
+        place = self.num_computed - 1 - self.first
+        return Chunk(self.request, place, 1, self.draft[-1:], self.lease.pages, True)
+
+    def reusable(self, most: int | None = None) -> Sequence[int]:
+        """Return the tokens, at most so many, whose KV others may use."""
+        if not self.is_shared:
+            return ()
+        computed = self.request.tokens[self.first : self.num_computed]
+        return computed[:most]
 
     def add(self, token: int) -> None:
         """Append a draft token. The draft ends after a token that ends the request, or without a valid choice."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
+from typing import Self
 
 import torch
 
@@ -48,7 +50,7 @@ from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.sampling.sampler import sampler_for
 from engine.settings.kv_tier import KVTier
 from engine.values.logprobs import TokenLogprobs
-from engine.values.plan import Step, StepPlan, StepResult, StepUnderway, result_of
+from engine.values.plan import Chunk, Step, StepPlan, StepResult, StepUnderway, result_of
 
 
 class ModelRunner:
@@ -102,6 +104,10 @@ class ModelRunner:
         self._empty_page: int | None = None  # page for the unused rows and tokens of graphs
         self._decodes: DecodeGraphs | None = None
         self._others: TokenGraphs | None = None
+        self.on_hidden: Callable[[Sequence[Chunk], torch.Tensor], None] | None = None
+        """Called with the chunks of each step and the hidden states of their tokens, [N, hidden_size], which the
+        next step overwrites."""
+        self._of_rows: torch.Tensor | None = None  # the hidden states of the decodes that a graph replays
 
     def add_host_pages(self, num_pages: int) -> None:
         """Allocate host pages for the KV of preempted requests, and measure how long copying takes."""
@@ -142,9 +148,9 @@ class ModelRunner:
         memory = self.page_memory
         return None if memory is None else PartReader(memory, report, self._fence)
 
-    def add_graphs(self, max_running: int, capture: Capture) -> DecodeGraphs:
+    def add_graphs(self, max_running: int, capture: Capture, *, keeps_hidden: bool = False) -> DecodeGraphs:
         """Make graphs that replay steps of decodes. Call it before any step, because it reserves the last page and
-        the last slot for a state, to which unused rows write.
+        the last slot for a state, to which unused rows write. `keeps_hidden`: whether `on_hidden` will be set.
         """
         limit = self.max_model_len
         contexts = contexts_up_to(limit, is_planned=self.attention.plans_by_bounds)
@@ -158,6 +164,9 @@ class ModelRunner:
             self.pages.num_groups,
             self.num_state_slots,
         )
+        if keeps_hidden:
+            shape = layout.max_rows, self.model_config.hidden_size
+            self._of_rows = torch.zeros(shape, dtype=self._decoder_type, device=self.device)
         choose = graph_chooser_for(self.device)
         self._decodes = DecodeGraphs(
             self._decode,
@@ -186,9 +195,7 @@ class ModelRunner:
         is_plain = heads.latent is None and config.chunk is None
         sizes = self._sizes_of_rows(widths, max_running)
         most = max([max_tokens, *(size.num_tokens for size in sizes)])
-        assert isinstance(self.decoder, Decoder), "graphs are for GPUs"
-        weight = self.decoder.embed.weight
-        hidden = torch.zeros(most, config.hidden_size, dtype=weight.dtype, device=self.device)
+        hidden = torch.zeros(most, config.hidden_size, dtype=self._decoder_type, device=self.device)
         drafts, spreads, pieces, num_groups = None, None, None, self.pages.num_groups
         room = self.max_model_len, self.page_size
         if sizes:
@@ -202,6 +209,11 @@ class ModelRunner:
             pieces = PieceGraphs(decoder, max_tokens, *shape, empty_slot, hidden, capture, num_groups, above)
         self._others = TokenGraphs(drafts, spreads, pieces)
         return self._others
+
+    @property
+    def _decoder_type(self) -> torch.dtype:
+        assert isinstance(self.decoder, Decoder), "graphs are for GPUs"
+        return self.decoder.embed.weight.dtype
 
     def _sizes_of_rows(self, widths: Sequence[int], max_running: int) -> list[DraftSize]:
         """Return the sizes of graphs for rows with few tokens."""
@@ -222,7 +234,7 @@ class ModelRunner:
                 self.expert_load.padding_from = self._empty_page * self.page_size
         return self._empty_page
 
-    def with_pages(self, num_pages: int, num_slots: int = 1, max_drafts: int = 0) -> ModelRunner:
+    def with_pages(self, num_pages: int, num_slots: int = 1, max_drafts: int = 0) -> Self:
         """Return a runner with the same model and other pages and slots for states, all empty. Each slot has room
         for `max_drafts` draft tokens.
         """
@@ -314,6 +326,8 @@ class ModelRunner:
             return StepResult((), ())
         stages.begin_forward()
         hidden, is_replayed = self._hidden(step.token_ids(before), step.batch)
+        if self.on_hidden is not None:
+            self.on_hidden(step.computed, hidden)
         return self._sample(step, hidden, before, stages, finish, is_replayed=is_replayed)
 
     def _sample(
@@ -355,6 +369,10 @@ class ModelRunner:
         finish = self._copied(step)
         stages.begin_forward()
         is_replayed = decodes.forward(step, before)
+        if self.on_hidden is not None:
+            assert self._of_rows is not None, "the graphs were made with keeps_hidden"
+            in_order = sorted(zip(step.rows, step.chunks, strict=True), key=itemgetter(0))
+            self.on_hidden([chunk for _, chunk in in_order], self._of_rows[: len(in_order)])
         stages.begin_sampling()
         sampled, logprobs = decodes.sample(step, self._known(before))
         stages.end_sampling()
@@ -370,7 +388,10 @@ class ModelRunner:
 
     def _decode(self, token_ids: torch.Tensor, batch: AttentionBatch, logits: torch.Tensor) -> None:
         assert isinstance(self.decoder, Decoder), "graphs are for GPUs"
-        self.decoder.logits(self._layers(token_ids, batch), logits)
+        hidden = self._layers(token_ids, batch)
+        if self._of_rows is not None:
+            self._of_rows[: len(hidden)] = hidden
+        self.decoder.logits(hidden, logits)
 
     def _hidden(self, token_ids: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, bool]:
         """Return the hidden states of a step's tokens, and whether graphs were replayed for them."""

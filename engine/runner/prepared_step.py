@@ -56,6 +56,8 @@ class PreparedStep:
     """Tokens of pooled requests, from which no next token is sampled."""
     states_out: Sequence[StateCopy] = ()
     states_in: Sequence[StateCopy] = ()
+    computed: Sequence[Chunk] = ()
+    """All chunks, in the order of their tokens."""
 
     @classmethod
     def of(cls, plan: StepPlan, places: Places) -> PreparedStep:
@@ -96,6 +98,7 @@ class PreparedStep:
             rows_to_pool(plan),
             plan.states_out,
             plan.states_in,
+            chunks,
         )
         places.rows = _first_rows(sampling)
         return prepared

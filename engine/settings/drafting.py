@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Method = Literal["ngram", "draft_model"]
+Method = Literal["ngram", "draft_model", "mtp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,8 @@ class Speculation:
     """The drafter and its limits. Raises ValueError when a value is out of range."""
 
     method: Method = "ngram"
-    """"ngram": tokens that followed the same ones earlier in the request. "draft_model": a smaller model."""
+    """"ngram": tokens that followed the same ones earlier in the request. "draft_model": a smaller model. "mtp":
+    the model's own layer for multi-token prediction."""
     model: str | None = None
     """Draft model, named as in `EngineConfig.model`, with the same vocabulary. Only with "draft_model"."""
     max_drafts: int = 4
@@ -27,16 +28,20 @@ class Speculation:
     window: int = 16_384
     """"ngram": how many of a request's last tokens are searched; each takes 8 bytes."""
     max_prefill_tokens: int = 512
-    """"draft_model": maximum number of prompt tokens it computes between two steps, for new requests."""
+    """"draft_model", "mtp": maximum number of prompt tokens it computes between two steps, for new requests.
+    "mtp": also the number of a request's last tokens from whose hidden states it can begin."""
     kv_pages: int | None = None
-    """"draft_model": number of its own KV pages; None for as many as the model has."""
+    """"draft_model", "mtp": number of its own KV pages; None for as many as the model has."""
 
     def __post_init__(self) -> None:
-        if self.method not in ("ngram", "draft_model"):
-            raise ValueError(f'speculation.method must be "ngram" or "draft_model", got {self.method!r}')
+        if self.method not in get_args(Method):
+            names = ", ".join(get_args(Method))
+            raise ValueError(f"speculation.method must be one of {names}; got {self.method!r}")
         if (self.method == "draft_model") != (self.model is not None):
             expected = "name a draft model" if self.model is None else "leave it out"
-            raise ValueError(f'speculation.model belongs to the method "draft_model", not "ngram": {expected}')
+            raise ValueError(
+                f'speculation.model belongs to the method "draft_model"; the method is {self.method!r}: {expected}'
+            )
         for name, low, high in (
             ("max_drafts", 1, 64),
             ("max_match", 1, 64),

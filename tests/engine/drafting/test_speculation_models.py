@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from engine.runner.draft_model import DraftModel
 from engine.scheduling.stats import StepStats
 from engine.settings.config import EngineConfig
 from engine.values.sampling_params import SamplingParams
-from engine.values.stream_delta import StreamDelta
+from tests.engine.support.engine_run import Run
+from tests.engine.support.mtp_models import save_with_mtp
 from tests.engine.support.oracle import VOCAB, oracle_logits, save_tiny
 
 NGRAM = Speculation("ngram", adaptive=False)
@@ -36,53 +36,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "model": save_tiny("llama3.1", directory / "model", eos_token_id=EOS),
         "smaller": save_tiny("qwen3", directory / "smaller", seed=3, num_hidden_layers=1),
         "stranger": save_tiny("llama2", directory / "stranger", vocab_size=VOCAB + 3, num_hidden_layers=1),
+        "mtp": save_with_mtp("glm4_moe", directory / "mtp", eos_token_id=EOS),
     }
 
 
-@pytest.fixture(scope="module", params=["ngram", "itself", "smaller"])
+@pytest.fixture(scope="module", params=["ngram", "itself", "smaller", "mtp"])
 def speculation(request: pytest.FixtureRequest, models: dict[str, Path]) -> Speculation:
-    if request.param == "ngram":
-        return NGRAM
+    if request.param in ("ngram", "mtp"):
+        return Speculation(request.param, adaptive=False)
     model = models["model" if request.param == "itself" else "smaller"]
     return Speculation("draft_model", model=str(model), adaptive=False)
 
 
-class Run:
-    """An engine, its requests' results, and its steps' counters."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.engine = Engine.from_config(config)
-        self.events: dict[str, list[StreamDelta]] = {}
-        self.steps: list[StepStats] = []
-        self.engine.loop.on_step = self.steps.append
-
-    def submit(self, name: str, prompt: Sequence[int], sampling: SamplingParams, **options: Any) -> None:
-        self.events[name] = []
-        self.engine.loop.submit(self.engine.new_request(name, prompt, sampling, **options))
-
-    def step(self) -> None:
-        for event in self.engine.loop.step():
-            self.events[event.request_id].append(event)
-
-    def finish(self) -> None:
-        while self.engine.loop.has_work:
-            self.step()
-        drafter = self.engine.scheduler.speculator.drafter
-        for cache in [self.engine.cache, *([drafter.cache] if isinstance(drafter, DraftModel) else [])]:
-            account = cache.account()
-            assert account.locked == account.private == 0
-            assert sum(account) == cache.num_pages
-
-    def tokens(self, name: str) -> list[int]:
-        return [token for event in self.events[name] for token in event.token_ids]
-
-    @property
-    def num_accepted(self) -> int:
-        return sum(step.num_accepted_tokens for step in self.steps)
-
-    @property
-    def num_drafts(self) -> int:
-        return sum(step.num_draft_tokens for step in self.steps)
+@pytest.fixture(scope="module")
+def drafted(speculation: Speculation, models: dict[str, Path]) -> str:
+    """The directory of the model for which tokens are drafted."""
+    return str(models["mtp" if speculation.method == "mtp" else "model"])
 
 
 # --- the same tokens ------------------------------------------------------------------------------------------
@@ -116,9 +85,9 @@ def run_all(config: EngineConfig) -> Run:
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
-def test_speculation_changes_no_token(models: dict[str, Path], speculation: Speculation, page_size: int) -> None:
+def test_speculation_changes_no_token(drafted: str, speculation: Speculation, page_size: int) -> None:
     config = EngineConfig(
-        model=str(models["model"]),
+        model=drafted,
         device="cpu",
         page_size=page_size,
         kv_pages=128 // page_size,
@@ -141,9 +110,9 @@ def test_speculation_changes_no_token(models: dict[str, Path], speculation: Spec
     assert run.engine.scheduler.load(0.0).num_preemptions > 0
 
 
-def test_a_request_resumes_at_any_token(models: dict[str, Path], speculation: Speculation) -> None:
+def test_a_request_resumes_at_any_token(drafted: str, speculation: Speculation) -> None:
     """A request cut anywhere, even inside accepted tokens, resumes the same with or without speculation."""
-    config = EngineConfig(model=str(models["model"]), device="cpu", kv_pages=200, speculation=speculation)
+    config = EngineConfig(model=drafted, device="cpu", kv_pages=200, speculation=speculation)
     sampling = SamplingParams(max_tokens=14, **DRAWN, **FEW)
     plain = Run(dataclasses.replace(config, speculation=None))
     plain.submit("whole", PROMPTS[0], sampling)

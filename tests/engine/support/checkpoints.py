@@ -18,10 +18,11 @@ from safetensors.torch import load_file, save_file
 from tests.engine.support.oracle import save_tiny
 
 GROUP = 32
-_LINEAR = re.compile(
+LINEAR = re.compile(
     r"model\.layers\.\d+\.(self_attn|mlp|block_sparse_moe|linear_attn)"
     r"\.([\w.]+_proj(_with_mqa|_qkvz?|_z)?|experts\.\d+\.w[123])\.weight"
 )
+"""Names of the matrices that quantizers quantize."""
 Tensors = dict[str, torch.Tensor]
 
 
@@ -59,7 +60,7 @@ def make(
     stored: Tensors = {}
     plain: Tensors = {}
     for name, tensor in load_file(made.plain / "model.safetensors").items():
-        if _LINEAR.fullmatch(name):
+        if LINEAR.fullmatch(name):
             tensors, plain[name] = quantize(name.removesuffix(".weight"), tensor)
             stored |= tensors
         else:

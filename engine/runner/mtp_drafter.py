@@ -1,0 +1,102 @@
+"""Drafts with a model's own layer for multi-token prediction (`engine/models/mtp.py`).
+
+It is a draft model whose input at position i is the token there and the model's hidden state at i - 1. After the
+last known token, its own hidden states continue:
+
+    request.tokens           t0   t1   t2   t3 | draft tokens
+    the model's states       h0   h1   h2      |
+    input of the layer            t1   t2   t3 |  d4   d5
+                                  h0   h1   h2 |  g3   g4        g: the layer's own
+
+KV computed from the layer's own states is computed again once the model's are known. Only the states of the last
+tokens are kept, and there are none of tokens whose KV came from a cache. Where states are missing, the layer's
+context begins after the gap; positions only matter relative to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+
+from engine.models.mtp import MTPDecoder
+from engine.runner.draft_model import DraftModel, Follower
+from engine.runner.hidden_states import HiddenStates
+from engine.runner.model_runner import ModelRunner
+from engine.values.plan import StepPlan, StepResult
+from engine.values.request import Request
+
+
+class MTPRunner(ModelRunner):
+    """Runs an MTP layer, with KV pages of its own."""
+
+    @torch.inference_mode()
+    def predict(self, plan: StepPlan, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute a plan; `before` are the normed hidden states at the position before each token, [N,
+        hidden_size]. Returns the logits, float32, and the normed hidden states of the tokens that sample.
+        """
+        step = self.read(plan, self.device)
+        assert step.batch is not None and isinstance(self.decoder, MTPDecoder)
+        self._copy_pages(step)
+        hidden = step.sampling(self.decoder(step.ids, self._prepare(step.batch), self.pages, before))
+        return self.decoder.logits(hidden), self.decoder.normed(hidden).to(before.dtype)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute a plan as if all hidden states before were zero, and sample nothing: a warm-up."""
+        shape = plan.num_tokens, self.model_config.hidden_size
+        self.predict(plan, torch.zeros(shape, dtype=self.kv_dtype, device=self.device))
+        return StepResult((), ())
+
+
+class MTPDrafter(DraftModel):
+    """Drafts with an MTP layer. Requests that begin alike share its KV."""
+
+    reuses_drafts = False
+
+    def __init__(
+        self,
+        runner: MTPRunner,
+        hidden: HiddenStates,
+        norm: Callable[[torch.Tensor], torch.Tensor],
+        eos_token_ids: Collection[int],
+        max_prefill_tokens: int,
+    ) -> None:
+        """`norm`: the model's last norm, which returns float32; the others as for `DraftModel`."""
+        super().__init__(runner, eos_token_ids, max_prefill_tokens)
+        self._layer, self._hidden, self._norm = runner, hidden, norm
+        self._own: dict[str, torch.Tensor] = {}  # the layer's last hidden state of each request that drafts
+
+    def _follow(self, request: Request) -> Follower:
+        follower = super()._follow(request)
+        if self._hidden.first(request) < follower.num_computed:
+            return follower
+        self.forget(request)  # Later hidden states have replaced those that it needs next.
+        follower = super()._follow(request)
+        follower.num_computed = max(follower.num_computed, self._hidden.first(request) + 1)
+        return follower
+
+    def _begin(self, request: Request) -> Follower:
+        """Continue the KV of a request that began alike, or begin where the hidden states do."""
+        tokens, start = request.tokens, self._hidden.first(request) + 1
+        space = request.namespace._replace(adapter=f"{request.namespace.adapter} after {tokens[0]}")
+        match = self.cache.match(space, tokens[1:], self._num_calls)
+        if match.length + 1 >= start:
+            return Follower(request, self.cache.lock(match), match.length + 1, len(tokens), first=1)
+        nothing = self.cache.match(space, tokens[1:2], self._num_calls)
+        return Follower(request, self.cache.lock(nothing), start, len(tokens), first=start, is_shared=False)
+
+    def _logits(self, plan: StepPlan, batch: Sequence[Follower]) -> torch.Tensor:
+        if batch[0].draft:
+            before = torch.cat([self._own[follower.request.request_id] for follower in batch])
+        else:
+            parts = [
+                part
+                for follower, chunk in zip(batch, plan.chunks, strict=True)
+                for part in self._hidden.take(follower.request, chunk.start + follower.first - 1, chunk.num_tokens)
+            ]
+            before = self._norm(torch.cat(parts)).to(self._layer.kv_dtype)
+        logits, own = self._layer.predict(plan, before)
+        self._own = {
+            chunk.request.request_id: row for chunk, row in zip(plan.sampling_chunks, own.split(1), strict=True)
+        }
+        return logits
