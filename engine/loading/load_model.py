@@ -139,6 +139,10 @@ class _Loading:
                 num_groups=self._num_groups,
             )
 
+    @property
+    def _uses_mtp(self) -> bool:
+        return self._config.speculation is not None and self._config.speculation.method == "mtp"
+
     def _kinds(self) -> dict[KVShape, AttentionShape]:
         """Return the shape of attention for each kind of heads that the model's layers have."""
         config, is_cascade = self._config, self._config.cascade_attention == "auto"
@@ -250,8 +254,7 @@ class _Loading:
         config, capture = self._config, CudaCapture(self._device)
         kinds: list[Graphs] = []
         if self._has_decodes:
-            is_mtp = config.speculation is not None and config.speculation.method == "mtp"
-            kinds.append(runner.add_graphs(config.max_running, capture, keeps_hidden=is_mtp))
+            kinds.append(runner.add_graphs(config.max_running, capture, keeps_hidden=self._uses_mtp))
         if self._not_in_pieces is None:
             widths = draft_widths(config)
             most = piece_tokens(config, self._model)
@@ -312,6 +315,7 @@ class _Loading:
             ranks=self._ranks,
             needs_head=tasks_of(config.tasks, self._directory) != ("embed",),
             keeps_blocks=is_native and config.quantization is None,
+            uses_mtp=self._uses_mtp,
         )
         return NativeDecoder(decoder, self._dtype, config.quantization) if is_native else decoder
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from engine.base.errors import ModelLoadError
 from engine.loading.target_parts import WeightTarget, whole
@@ -71,6 +71,11 @@ def check_mtp_tensors(model: ModelConfig, present: Container[str], path: object)
 def has_mtp_layer(model: ModelConfig, present: Container[str]) -> bool:
     """Whether a checkpoint has an MTP layer."""
     return model.names.mtp is not None and not _missing(model, present)
+
+
+def is_of_mtp(model: ModelConfig, name: str) -> bool:
+    """Whether a tensor is a part of the MTP layer."""
+    return any(name.startswith(f"{prefix}.") for prefix in astuple(_names(model)))
 
 
 def _missing(model: ModelConfig, present: Container[str]) -> list[str]:

@@ -20,6 +20,7 @@ from engine.loading.checkpoint import open_checkpoint, stored_checkpoint
 from engine.loading.contents import check_decoder_tensors
 from engine.loading.gguf_tensors import kept_group, kept_grouping, widening
 from engine.loading.mapped_tensors import MappedTensor, release
+from engine.loading.mtp_targets import is_of_mtp
 from engine.loading.mxfp4 import widened_group as widened_mxfp4
 from engine.loading.quantized_layers import Matrix, is_stored_plain, quantize_layers, widened_group
 from engine.loading.quantized_layers import tensor_groups as quantized_groups
@@ -51,6 +52,7 @@ def load_decoder(
     ranks: Collective = ALONE,
     needs_head: bool = True,
     keeps_blocks: bool = False,
+    uses_mtp: bool = False,
 ) -> Decoder:
     """Load this rank's share of the model `config`. All names, shapes and types are checked before memory is
     allocated.
@@ -61,7 +63,8 @@ def load_decoder(
     With `input_major`, linear weights [out, in] get the strides (1, out), with which a CPU multiplies few rows (a
     batch of decodes) up to twice as fast. With `fp8`, the layers' matrices are rounded one by one as they are
     read. With `keeps_blocks`, matrices in GGUF's blocks become `GroupedLinear`, which only the native kernels
-    compute, instead of widened ones. Raises ModelLoadError.
+    compute, instead of widened ones. `uses_mtp`: whether the MTP layer is loaded by itself (`load_mtp`).
+    Raises ModelLoadError.
     """
     with ExitStack() as stack:
         tensors = open_checkpoint(directory, stack)
@@ -69,6 +72,8 @@ def load_decoder(
         config, stored = (config.rounded(), Fp8Format()) if fp8 else (config, config.weight_format)
         decoder, targets, groups = plan_loading(config, ranks, tensors, stored, dtype, keeps_blocks)
         unused = check_decoder_tensors(tensors, [tensor for group in groups for tensor in group.tensors], config)
+        if uses_mtp:
+            unused = [name for name in unused if not is_of_mtp(config, name)]
         if ranks.rank == 0:
             Unused.of(directory, config.unused_keys, unused).log(directory)
             if isinstance(stored, Nvfp4Format) and stored.rounds_activations:

@@ -20,6 +20,7 @@ from engine import Speculation
 from engine.base.errors import ModelLoadError
 from engine.layers.linear import Fp8Linear
 from engine.loading.check_model import check_model
+from engine.loading.load_model import load_model
 from engine.models.mtp import MTPDecoder
 from engine.program.engine import Engine
 from engine.program.load_with_mtp import load_with_mtp
@@ -242,6 +243,18 @@ def test_without_hidden_states_nothing_is_drafted(model: Tiny) -> None:
     one.tokens += runner.run(StepPlan((Chunk(one, 0, 27, one.tokens, [0, 1, 2], True),))).token_ids
     [draft] = drafter.propose([one], [3])
     assert len(draft) == 3
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next"])
+def test_the_layer_is_reported_as_unused_only_where_it_is(
+    model: Tiny, family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    config = config_for(model(family))
+    load_with_mtp(config)
+    assert "not used of" in caplog.text and "tensors: " not in caplog.text
+    load_model(dataclasses.replace(config, speculation=None))
+    assert f"tensors: {NAMES[family][0].split('.')[0]}." in caplog.text
 
 
 def test_a_layer_that_is_never_right_is_soon_not_asked(model: Tiny) -> None:
