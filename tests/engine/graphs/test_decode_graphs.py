@@ -27,7 +27,13 @@ from engine.values.beam_search import BeamParams
 from engine.values.plan import Chunk, StepPlan
 from engine.values.request import PENDING, Request
 from tests.engine.support.grammar_models import EOS, ids, save_random, tokenizer
-from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_greedily, play_workload
+from tests.engine.support.graph_workloads import (
+    assert_same_tokens,
+    greedy_request,
+    last_chunk_of,
+    play_greedily,
+    play_workload,
+)
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.recorded_graphs import GatheringAttention, graphed, record_as_on_gpus
 from tests.engine.support.sampling_rows import assert_same_logprobs, row_params
@@ -57,9 +63,7 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, settings:
         assert runner.num_pages == 36
         got, load = play_workload(Engine(config, runner), seed)
         expected, _ = play_workload(Engine(config, load_model(config)), seed)
-        for name in expected:  # an abort strikes earlier or later
-            length = min(len(got[name]), len(expected[name]))
-            assert got[name][:length] == expected[name][:length]
+        assert_same_tokens(got, expected)
         assert recording.num_replayed > 20
         assert not runner.pages.data[:, :, runner.pages.null_page].any()
         preempted, swapped = preempted + load.num_preemptions, swapped + load.num_swapped
@@ -85,9 +89,7 @@ def test_recurrent_models_get_the_tokens_of_steps_without_graphs(
     assert states is not None and runner.num_state_slots == states.num_slots - 1
     got, load = play_workload(Engine(config, runner), 2)
     expected, _ = play_workload(Engine(config, load_model(config)), 2)
-    for name in expected:  # an abort strikes earlier or later
-        length = min(len(got[name]), len(expected[name]))
-        assert got[name][:length] == expected[name][:length]
+    assert_same_tokens(got, expected)
     assert recording.num_replayed > 20 and load.num_preemptions > 0
     for index in range(runner.model_config.num_recurrent_layers):
         layer = states.layer(index)
@@ -104,9 +106,7 @@ def test_models_whose_layers_attend_differently_get_the_tokens_of_steps_without_
     expected, _ = play_workload(Engine(config, load_model(config)), 2)
     recordings = record_as_on_gpus(monkeypatch)
     got, load = play_workload(Engine.from_config(replace(config, cuda_graphs="lazy")), 2)
-    for name in expected:  # an abort strikes earlier or later
-        length = min(len(got[name]), len(expected[name]))
-        assert got[name][:length] == expected[name][:length]
+    assert_same_tokens(got, expected)
     assert sum(recording.num_replayed for recording in recordings) > 20 and load.num_preemptions > 0
 
 

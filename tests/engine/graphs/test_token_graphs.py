@@ -23,7 +23,7 @@ from engine.settings.config import EngineConfig
 from engine.settings.drafting import Speculation
 from engine.values.plan import Chunk, StepPlan
 from engine.values.request import Request
-from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
+from tests.engine.support.graph_workloads import assert_same_tokens, greedy_request, last_chunk_of, play_workload
 from tests.engine.support.oracle import VOCAB, save_tiny
 from tests.engine.support.recorded_graphs import GatheringStep, Recording, graphed
 
@@ -73,9 +73,7 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(
     runner, recording = graphed(config, config.max_step_tokens, widths, spreads=spreads)
     got, _ = play_workload(Engine(config, runner), 3)
     expected, _ = play_workload(Engine(config, load_model(config)), 3)
-    for name in expected:  # an abort strikes earlier or later
-        length = min(len(got[name]), len(expected[name]))
-        assert got[name][:length] == expected[name][:length]
+    assert_same_tokens(got, expected)
     assert recording.num_replayed > 20 and (recording.num_cuts > 0) == (not spreads)
     assert not runner.pages.data[:, :, runner.pages.null_page].any()
 
@@ -92,9 +90,7 @@ def test_layers_with_a_window_are_recorded_with_page_tables_of_their_own_and_wit
     assert (runner.layer_groups is not None) == (windowed_kv == "on")
     got, _ = play_workload(Engine(config, runner), 5)
     expected, _ = play_workload(Engine(config, load_model(config)), 5)
-    for name in expected:  # an abort strikes earlier or later
-        length = min(len(got[name]), len(expected[name]))
-        assert got[name][:length] == expected[name][:length]
+    assert_same_tokens(got, expected)
     assert recording.num_replayed > 20 and recording.num_cuts > 0
     assert not runner.pages.data[:, :, runner.pages.null_page].any()
 
