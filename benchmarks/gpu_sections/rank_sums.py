@@ -82,7 +82,7 @@ def main() -> None:
             line = Measurement(what, by=by, note=f"left out: {str(error)[:150]}")
         if rank == 0:
             print(json.dumps(asdict(line)), file=out, flush=True)
-    # Groups of several kinds end in no certain order, and nothing is left to do.
+    # Exit at once: torch ends groups of several kinds in any order, and ranks could wait for each other.
     out.flush()
     os._exit(0)
 

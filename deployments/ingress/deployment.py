@@ -227,8 +227,8 @@ class Ingress:
     async def check_health(self) -> None:
         """Raise RuntimeError if this ingress could not begin to serve; Serve then replaces it.
 
-        The controller that started it hears of the failure, but may die. The next controller takes an ingress
-        as started once Serve has its application, and asks only this.
+        Serve's controller may die before it learns that a start has failed. The next controller counts an
+        ingress as started once its application is built, and from then on calls only this method.
         """
         if not self._serves:
             raise RuntimeError("this ingress could not begin to serve; its log says why")

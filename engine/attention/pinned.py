@@ -13,7 +13,7 @@ import torch
 
 T = TypeVar("T")
 _ALIGNED = 16
-"""Bytes at whose multiples tensors begin, so that the same compiled kernels accept them as separate tensors."""
+"""Alignment of packed tensors, in bytes: the kernels compiled for separate tensors accept them, too."""
 
 
 def on_device(values: npt.NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -92,7 +92,7 @@ def _tensors(step: Any) -> Iterator[torch.Tensor]:
 
 
 def _replaced(step: Any, tensors: Iterator[torch.Tensor]) -> object:
-    """Return a copy with other tensors, which come in the order of `_tensors`."""
+    """Return a copy of a dataclass whose tensors are replaced by `tensors`, in the order of `_tensors`."""
     moved: dict[str, object] = {}
     for field in fields(step):
         value = getattr(step, field.name)

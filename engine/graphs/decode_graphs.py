@@ -250,7 +250,7 @@ class DecodeGraphs:
 
 
 def _stays_in_slot(chunk: Chunk) -> bool:
-    """Whether a recurrent state advances by one token in its slot, and is kept nowhere else."""
+    """Whether a step reads and writes a recurrent state in the same slot, and in no other."""
     use = chunk.state
     return use is not None and use.source == use.target and not use.num_missing and not use.borders
 

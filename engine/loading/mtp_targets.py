@@ -34,7 +34,7 @@ def check_mtp(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def mtp_config(model: ModelConfig) -> ModelConfig:
-    """Return the model's MTP layer as a model of this one layer, which attends and has experts if others do."""
+    """Return the config of a model of one layer, the MTP layer. It has attention, and experts if the model has."""
     kind = next(layer for layer in reversed(model.layers) if not layer.is_recurrent)
     experts = None if model.experts is None else replace(model.experts, layers=frozenset({0}))
     return replace(model, layers=(kind,), experts=experts, delta_net=None)

@@ -312,7 +312,7 @@ class ModelRunner:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether the device still runs a step when the step returns. Tests record graphs on CPUs, too."""
+        """Whether steps return before they are computed: on GPUs, and with graphs, which CPUs can record, too."""
         return self.device.type == "cuda" or self._decodes is not None
 
     def _launch(self, step: PreparedStep) -> StepResult | LaunchedStep:

@@ -1,6 +1,6 @@
-"""Advances the states of gated delta nets by one token each, where they are (`engine.models.delta_net`).
+"""Advances the states of gated delta nets (`engine.models.delta_net`) in place, by one token each.
 
-A state is read and written once; torch would copy those of all rows twice, and read them four times.
+The kernel reads and writes each state once. In torch, the states of all rows are first gathered in a copy.
 """
 
 from __future__ import annotations
