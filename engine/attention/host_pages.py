@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from engine.attention.copy_streams import CopyStreams, Event, StreamName, streams_of
 from engine.attention.kv_pages import KVPages
-from engine.attention.pinned import on_device
+from engine.attention.pinned import on_device, pin
 from engine.values.plan import StateCopy
 
 _NUM_SLOTS = 4
@@ -71,9 +71,9 @@ class HostKVPages:
         self._first_rows = np.arange(0, len(rows), num_device_pages)
         """The rows of page 0."""
         self._streams = streams or streams_of(device.device)
-        self.data = torch.empty(
-            (num_pages, num_layers, parts, *page), dtype=device.dtype, pin_memory=device.device.type == "cuda"
-        )
+        self.data = torch.empty((num_pages, num_layers, parts, *page), dtype=device.dtype)
+        if device.device.type == "cuda":
+            pin(self.data, self)
         self._host = self.data.flatten(1).view(torch.uint8)
         """[num_pages, bytes of a page]."""
         room = max(1, min(num_pages, slot_bytes // self.page_bytes))

@@ -1,4 +1,4 @@
-"""Small copies between host and device through pinned memory, the only copies of this kind in steps."""
+"""Pinned memory: small copies between host and device, the only copies of this kind in steps, and host pages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar, cast
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ import torch
 T = TypeVar("T")
 _ALIGNED = 16
 """Alignment of packed tensors, in bytes: the kernels compiled for separate tensors accept them, too."""
+_PORTABLE = 1
+"""`cudaHostRegisterPortable`: pinned for all CUDA contexts."""
 
 
 def on_device(values: npt.NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -39,6 +42,23 @@ def on_host(values: torch.Tensor) -> torch.Tensor:
     there.record(torch.cuda.current_stream(values.device))
     there.synchronize()
     return here
+
+
+def pin(memory: torch.Tensor, owner: object) -> None:
+    """Pin memory that `torch.empty` has allocated, as long as `owner` exists, which must keep it until then.
+
+    torch's allocator of pinned memory rounds up to a power of two: it would take 32 GiB for 20. Raises ValueError
+    if CUDA refuses.
+    """
+    cudart: Any = torch.cuda.cudart()
+    error = cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE)
+    if int(error):
+        size = f"{memory.nbytes / 2**30:.2f} GiB"
+        raise ValueError(
+            f"CUDA did not pin the {size} of host memory that host_kv_gib asks for ({error}); set it to less"
+        )
+    # When the process ends, its memory is unpinned anyway, and CUDA may be gone before this is called.
+    finalize(owner, cudart.cudaHostUnregister, memory.data_ptr()).atexit = False
 
 
 def to_device(step: T, device: torch.device) -> T:

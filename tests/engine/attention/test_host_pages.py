@@ -33,6 +33,15 @@ def fill(pages: KVPages) -> None:
     pages.data[:] = numbers.to(DEVICE, pages.data.dtype)
 
 
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="there is no CUDA device here")
+def test_host_pages_are_pinned_and_take_no_more_memory_than_they_need() -> None:
+    """torch's allocator of pinned memory would round up to a power of two."""
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    _, host = memories(torch.bfloat16)
+    assert host.data.is_pinned()
+    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] == before
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_pages_come_back_to_other_places_as_they_were(dtype: torch.dtype, page_size: int) -> None:

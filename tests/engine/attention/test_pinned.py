@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.attention.pinned import Packed, on_device, on_host, to_device
+from engine.attention.pinned import Packed, on_device, on_host, pin, to_device
 from tests.engine.support.counted_copies import META, CountedCopies
 
 ENGINE = Path(__file__).parents[3] / "engine"
@@ -115,3 +115,44 @@ def test_the_tensors_of_nested_dataclasses_are_sent_in_one_copy() -> None:
     for found, sent in ((there.first, long), (there.second.first, short)):
         assert found.device.type == "meta" and (found.shape, found.dtype) == (sent.shape, sent.dtype)
     assert there.second.second == [long], "of other values nothing is sent"
+
+
+class Registered:
+    """A double of CUDA's runtime: what is pinned now, by address."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+        self.sizes: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert flags == 1
+        if not self.error:
+            self.sizes[address] = size
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> None:
+        del self.sizes[address]
+
+
+class Owner:
+    def __init__(self, num_bytes: int) -> None:
+        self.memory = torch.empty(num_bytes, dtype=torch.uint8)
+        pin(self.memory, self)
+
+
+def test_exactly_the_memory_asked_for_is_pinned_until_its_owner_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own allocator would take 8 MiB here."""
+    cuda = Registered()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    owner = Owner(5 * 2**20)
+    assert cuda.sizes == {owner.memory.data_ptr(): 5 * 2**20}
+    del owner
+    assert not cuda.sizes
+
+
+def test_the_error_of_memory_that_cannot_be_pinned_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Registered(error=2)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    with pytest.raises(ValueError, match=r"did not pin the 0\.00 GiB .* host_kv_gib .*\(2\); set it to less"):
+        Owner(5 * 2**20)
+    assert not cuda.sizes
