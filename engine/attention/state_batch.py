@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from cache import StateStep
+from engine.kernels.delta_pieces import Advance, StatePieces
 from engine.values.plan import Chunk
 
 
@@ -34,6 +35,14 @@ class StateRow:
     borders: Sequence[tuple[int, int]]
     """Ascending numbers of its tokens after which the state is also kept, each with its slot."""
 
+    @property
+    def advance(self) -> Advance:
+        """The tokens by which its state advances, replayed ones first."""
+        num_tokens = self.num_replayed + self.num_tokens
+        last = self.num_replayed if self.has_drafts else num_tokens
+        kept = [(self.num_replayed + position, slot) for position, slot in self.borders]
+        return Advance(num_tokens, self.source, [*kept, (last, self.target)])
+
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:
@@ -47,6 +56,8 @@ class StateBatch:
     """int64 [D]: slots for the states after them."""
     rows: Sequence[StateRow]
     """All other rows."""
+    pieces: StatePieces | None = None
+    """The tokens of these; None if there are none."""
 
     @classmethod
     def of_decodes(cls, slots: torch.Tensor) -> StateBatch:
@@ -74,4 +85,5 @@ class StateBatch:
             first += chunk.num_tokens
         indices = np.array(plain, dtype=np.int64).reshape(-1, 3).T.copy()
         tokens, sources, targets = (torch.from_numpy(part) for part in indices)
-        return cls(tokens, sources, targets, rows)
+        pieces = StatePieces.of(row.advance for row in rows) if rows else None
+        return cls(tokens, sources, targets, rows, pieces)

@@ -10,6 +10,7 @@ import torch
 
 from engine.attention.state_slots import LayerState
 from engine.kernels import native
+from engine.kernels.delta_pieces import StatePieces
 from engine.model_parts.parts import DeltaNetConfig
 
 _MOST_DIM = 512
@@ -109,9 +110,10 @@ class NativeDeltaHeads:
         )
         return out
 
-    def run(self, runs: Sequence[DeltaRun], state: LayerState) -> list[torch.Tensor]:
+    def run(self, runs: Sequence[DeltaRun], state: LayerState, pieces: StatePieces | None) -> list[torch.Tensor]:
         """Advance each row's state by all its tokens; return, for each row, [T - num_replayed,
-        num_value_heads * value_dim]. No row keeps a state in a slot with which another begins.
+        num_value_heads * value_dim]. No row keeps a state in a slot with which another begins. `pieces` are not
+        needed here.
         """
         readable = [_readable(run.inputs) for run in runs]
         outputs = [torch.empty(inputs.z.shape, dtype=inputs.z.dtype) for inputs in readable]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.loading.kv_memory import slots_for
-from engine.models.delta_net import advance, advance_by_many
+from engine.models.torch_delta_net import advance, advance_by_many
 from engine.program.engine import Engine
 from engine.settings.config import EngineConfig
 from engine.settings.drafting import Speculation

@@ -20,7 +20,9 @@ from triton.runtime.jit import JITFunction
 
 from engine.attention.triton import TritonAttention
 from engine.kernels import triton as kernels
+from engine.kernels.delta_pieces import Advance, StatePieces
 from engine.kernels.triton.delta_net import advance_slots
+from engine.kernels.triton.delta_prompts import advance_rows, convolve
 from engine.kernels.triton.extend import query_tiles
 from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma
 from engine.kernels.triton.few_rows import fp8_few_rows, plain_few_rows
@@ -208,6 +210,14 @@ def delta_net() -> None:
     advance_slots(slots, at, at, *torch.zeros(3, 2, 2, 128), *torch.zeros(2, 2, 2))
 
 
+def delta_prompts() -> None:
+    """A prompt of a Qwen3-Next layer, but for fewer heads."""
+    pieces = StatePieces.of([Advance(70, 2, [(70, 1)])])
+    mixed, inputs = torch.zeros(70, 512, dtype=BRAIN), torch.zeros(3, 3, 512, dtype=BRAIN)
+    convolved, _ = convolve(mixed, torch.zeros(512, 4, dtype=BRAIN), inputs, pieces)
+    advance_rows(torch.zeros(3, 2, 128, 128), convolved, torch.zeros(70, 2), torch.zeros(70, 2), pieces)
+
+
 CASES: dict[int, tuple[Callable[[], None], ...]] = {
     75: (
         partial(attention, HALF, HALF, Heads(4, 2, 64), 16, rows=EXTEND),
@@ -226,7 +236,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         *(partial(gpt_oss_experts, num_tokens, BRAIN) for num_tokens in (8, 1024)),
         partial(gpt_oss_experts, 8, HALF),
     ),
-    86: (partial(experts, 2048),),
+    86: (partial(experts, 2048), delta_prompts),
     89: (
         partial(attention, BRAIN, FP8, Heads(8, 2, 128), 64),
         partial(quantized_experts, Fp8BlockLinear, 16, BRAIN),
@@ -262,6 +272,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         rows,
         routing,
         delta_net,
+        delta_prompts,
         partial(merging, BRAIN),
     ),
     100: (

@@ -1,14 +1,37 @@
-"""Decodes of gated delta nets by the kernel, beside the recurrence in torch."""
+"""Gated delta nets by the kernels: decodes beside the recurrence in torch, prompts beside that in float64."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
+from engine.attention.pinned import to_device
+from engine.attention.state_slots import LayerState
+from engine.kernels.delta_pieces import PIECE
 from engine.kernels.triton import delta_net
-from engine.models.delta_net import advance_slots
+from engine.model_parts.parts import DeltaNetConfig
+from engine.models.delta_net import GatedDeltaNet
+from engine.models.native_delta_net import DeltaInputs, DeltaRun
+from engine.models.torch_delta_net import advance_slots
+from engine.models.triton_delta_net import TritonDeltaHeads
+from tests.engine.support.delta_nets import (
+    EPS,
+    copy_of,
+    inputs_of,
+    layer_of,
+    pieces_of,
+    recurrence,
+    state_of,
+    without_z,
+)
 from tests.engine.support.devices import DEVICE
+
+_SHAPES = [DeltaNetConfig(2, 4, 64, 96, 4), DeltaNetConfig(3, 3, 32, 24, 2), DeltaNetConfig(1, 2, 12, 40, 3)]
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+"""Largest error of outputs and states of size about 1. Queries, keys and values are rounded to the type."""
 
 
 @pytest.mark.parametrize(("heads", "keys", "values"), [(2, 128, 128), (3, 16, 24), (1, 64, 7), (4, 96, 40)])
@@ -34,3 +57,68 @@ def test_states_advance_as_by_torch(
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     others = [slot for slot in range(7) if slot not in targets]
     assert torch.equal(ours[others], slots[others])
+
+
+def there(state: LayerState) -> LayerState:
+    return LayerState(*(part.to(DEVICE) for part in state))
+
+
+def check_runs(layer: GatedDeltaNet, runs: Sequence[DeltaRun], dtype: torch.dtype) -> None:
+    """Outputs and all slots are those of the recurrence, and slots are those of each row alone bit for bit."""
+    state = state_of(layer.shape, dtype)
+    expected, alone, state = copy_of(state, torch.float64), there(copy_of(state)), there(state)
+    layer.conv.copy_(layer.conv.to(dtype))
+    layer.norm.copy_(layer.norm.to(dtype))
+    heads = TritonDeltaHeads(layer.shape, layer.conv.to(DEVICE, dtype), layer.norm.to(DEVICE, dtype), EPS)
+    moved = [run._replace(inputs=DeltaInputs(*(part.to(DEVICE) for part in run.inputs))) for run in runs]
+    outputs = heads.run(moved, state, to_device(pieces_of(runs), DEVICE))
+    for run, row, output in zip(runs, moved, outputs, strict=True):
+        wanted = recurrence(layer, run, expected)
+        assert output.dtype == dtype
+        assert (output.cpu() - wanted).abs().max() < _TOLERANCE[dtype] * wanted.abs().max().clamp(min=1)
+        (single,) = heads.run([row], alone, to_device(pieces_of([run]), DEVICE))
+        torch.testing.assert_close(output, single)
+    assert torch.equal(alone.matrices, state.matrices), "the same alone, bit for bit"
+    assert (state.matrices.cpu() - expected.matrices).abs().max() < _TOLERANCE[dtype]
+    assert torch.equal(state.inputs.cpu().double(), expected.inputs)
+
+
+@pytest.mark.parametrize("dtype", _TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", _SHAPES)
+def test_prompts_are_the_recurrence(shape: DeltaNetConfig, dtype: torch.dtype) -> None:
+    """Ragged: of one token, of about a piece, and of several; each goes on from a state, in place or not."""
+    torch.manual_seed(1)
+    layer = layer_of(shape)
+    lengths = (1, 2, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 7)
+    slots = ((0, 0), (8, 1), (8, 2), (3, 3), (4, 4), (8, 5))
+    runs = [
+        DeltaRun(inputs_of(layer, length, dtype), 0, source, [(length, target)])
+        for length, (source, target) in zip(lengths, slots, strict=True)
+    ]
+    check_runs(layer, runs, dtype)
+
+
+def test_states_are_kept_at_borders_and_before_drafts() -> None:
+    """Also where the first border lies within the convolution's view, and where a row replays tokens of which only
+    the state is wanted: none, one and several, in the slot that it goes on from.
+    """
+    torch.manual_seed(2)
+    layer = layer_of(_SHAPES[0])
+    replays = inputs_of(layer, 6, torch.float32), inputs_of(layer, 4, torch.float32)
+    runs = [
+        DeltaRun(inputs_of(layer, 70, torch.float32), 0, 8, [(1, 0), (2, 1), (64, 2), (70, 3)]),
+        DeltaRun(inputs_of(layer, 5, torch.float32), 0, 4, [(0, 4)]),
+        DeltaRun(without_z(replays[0], 1), 1, 5, [(1, 5)]),
+        DeltaRun(without_z(replays[1], 3), 3, 6, [(3, 6)]),
+    ]
+    check_runs(layer, runs, torch.float32)
+
+
+@pytest.mark.parametrize("decay", [0.0, -30.0, -200.0])
+def test_states_that_do_not_forget_and_that_forget_all(decay: float) -> None:
+    """Every second token's decay is an extreme one: exp(-200) is 0 in float32."""
+    torch.manual_seed(3)
+    layer = layer_of(_SHAPES[1])
+    inputs = inputs_of(layer, 2 * PIECE + 1, torch.float32)
+    inputs.decay[::2] = decay
+    check_runs(layer, [DeltaRun(inputs, 0, 2, [(len(inputs.mixed), 2)])], torch.float32)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 from engine.attention.triton_step import TritonStep
+from engine.models import delta_net
+from engine.models.triton_delta_net import TritonDeltaHeads
+from engine.settings.config import EngineConfig
+from engine.settings.drafting import Speculation
+from engine.values.sampling_params import SamplingParams
+from tests.engine.support.engine_run import Run
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt, run_step
 
@@ -45,3 +52,29 @@ def test_a_model_with_kv_in_eight_bits(tmp_path: Path, monkeypatch: pytest.Monke
         TritonStep, "attend", lambda step, pages, query, window, *_: attend(step, pages, query, window)
     )
     assert on_triton != tokens(model, "triton", kv_dtype="fp8")
+
+
+def test_a_recurrent_model_computes_prompts_and_drafts_by_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks, after a prefix that another prompt begins with too, and after draft tokens, right and wrong."""
+    model = str(save_tiny("qwen3_next", tmp_path))
+    config = EngineConfig(model, device="cpu", kv_pages=64, max_running=2, max_step_tokens=50)
+    text = [20, 21, 22, 23, 24, 25] * 12
+    few = dict.fromkeys(range(20, 26), 12.0)  # so that prompt lookup has something to find
+    prompts, params = [text, [*text[:65], 31]], SamplingParams(seed=1, max_tokens=20, logit_bias=few)
+
+    def run(config: EngineConfig) -> Run:
+        run = Run(config)
+        for number, prompt in enumerate(prompts):
+            run.submit(str(number), prompt, params)
+            run.finish()
+        return run
+
+    expected = run(config)
+    monkeypatch.setattr(delta_net, "kind_of_heads", lambda shape, conv: TritonDeltaHeads)
+    found = run(replace(config, speculation=Speculation(method="ngram", max_drafts=3, adaptive=False)))
+    for name in ("0", "1"):
+        assert found.tokens(name) == expected.tokens(name)
+    assert found.engine.cache.stats.hit_tokens > 0
+    assert 0 < found.num_accepted < found.num_drafts
