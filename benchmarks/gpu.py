@@ -64,6 +64,7 @@ SECTIONS: dict[str, Share] = {
     "start": Share(25, 90),
     "speed": Share(20, 90),
     "prompts": Share(15, 70),
+    "recurrent": Share(10, 50),
     "mixed": Share(20, 75),
     "fp8_kv": Share(30, 60),
     "fp8_weights": Share(30, 60),
@@ -121,7 +122,7 @@ def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
     closer = [model for model in models if model in _CLOSER]
     if "start" in wanted:
         yield from (Job(("start",), model) for model in closer)
-    yield from (Job((section,)) for section in ("speed", "prompts") if section in wanted)
+    yield from (Job((section,)) for section in ("speed", "prompts", "recurrent") if section in wanted)
     for section in ("fp8_kv", "fp8_weights", "mixed", "long", "host", "compiled"):
         yield from (Job((section,), model) for model in closer if section in wanted)
     if "check_mixture" in wanted:
@@ -156,6 +157,7 @@ PLANS: dict[str, Plan] = {
             Job(("fp8_kv",), _8B),
             Job(("fp8_weights",), _8B),
             Job(("experts",)),
+            Job(("recurrent",)),
             Job(("check_mixture",)),
             Job(("decode", "prefill"), _30B),
             Job(("ranks",)),
@@ -293,7 +295,7 @@ class Run:
 
     def _environment(self, job: Job) -> dict[str, str]:
         found = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        if self._asked.tiny and job.sections[0] in (*_CHECKS, "speed", "prompts"):
+        if self._asked.tiny and job.sections[0] in (*_CHECKS, "speed", "prompts", "recurrent"):
             found["TRITON_INTERPRET"] = "1"
         return found
 

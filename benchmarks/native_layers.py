@@ -28,8 +28,8 @@ from benchmarks.this_machine import described
 from engine.attention.state_slots import LayerState
 from engine.kernels import native
 from engine.model_parts.parts import DeltaNetConfig
-from engine.models.delta_net import TorchDeltaHeads
 from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaHeads
+from engine.models.torch_delta_net import TorchDeltaHeads
 
 DELTA_NET = DeltaNetConfig(16, 32, 128, 128, 4)
 """Of Qwen3-Next-80B-A3B."""

@@ -91,6 +91,11 @@ class Child:
         )
         yield from prompt_speed.PromptSpeed(self._device, self._require_rates(), sizes).prompts(prompts)
 
+    def _recurrent(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.recurrent import Recurrent
+
+        yield from Recurrent(self._device, self._require_rates(), is_tiny=self._is_tiny).all()
+
     def _proofs(self) -> Iterator[Measurement]:
         from benchmarks.gpu_sections.proofs import proofs
 

@@ -1,7 +1,7 @@
-"""Kernels that the engine does not use, to compare its own with: FlashAttention-3 and DeepGEMM.
+"""Kernels that the engine does not use, to compare its own with: FlashAttention-3, DeepGEMM and fla-core.
 
-Both are wheels for CUDA 13: `fa3-fwd` and `sgl-deep-gemm`. FlashAttention-3's reads no pages, so KV is gathered
-first, and that counts.
+The first two are wheels for CUDA 13: `fa3-fwd` and `sgl-deep-gemm`. FlashAttention-3's reads no pages, so KV is
+gathered first, and that counts. `fla-core` has kernels in Triton.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu_sections.attention_cases import Case
+from engine.model_parts.parts import DeltaNetConfig
 
 _BLOCK = 128
 _LARGEST = 448.0
@@ -36,6 +37,40 @@ def flash_attention_3(case: Case) -> Callable[[], torch.Tensor]:
         found = attend(case.query, keys, values, *lengths, softmax_scale=case.shape.scale, causal=True)
         out: torch.Tensor = found[0] if isinstance(found, tuple) else found
         return out.flatten(1)
+
+    return call
+
+
+def gated_delta_rule(
+    convolved: torch.Tensor,
+    decay: torch.Tensor,
+    strength: torch.Tensor,
+    shape: DeltaNetConfig,
+    state: torch.Tensor,
+) -> Callable[[], torch.Tensor]:
+    """Return a gated delta net's recurrence over one prompt, [T, channels], in the order of its tokens.
+
+    decay, strength: float32 [T, num_value_heads]; state: the one before, float32 [num_value_heads, key_dim,
+    value_dim]. Raises ImportError without the package.
+    """
+    compute = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+    keys = shape.num_key_heads * shape.key_dim
+    query, key, value = convolved[None].tensor_split((keys, 2 * keys), dim=2)
+    query, key = (part.unflatten(2, (-1, shape.key_dim)).contiguous() for part in (query, key))
+    value = value.unflatten(2, (-1, shape.value_dim)).contiguous()
+
+    def call() -> torch.Tensor:
+        found: torch.Tensor = compute(
+            query,
+            key,
+            value,
+            decay[None],
+            strength[None],
+            initial_state=state[None],
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )[0]
+        return found[0]
 
     return call
 

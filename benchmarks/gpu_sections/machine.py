@@ -20,7 +20,7 @@ from benchmarks.gpu_sections.timing import recorded_seconds_of
 
 _PACKAGES = (
     *("torch", "triton", "transformers", "safetensors", "numpy", "flashinfer-python", "flash-attn"),
-    *("fa3-fwd", "sgl-deep-gemm"),
+    *("fa3-fwd", "sgl-deep-gemm", "fla-core"),
 )
 _SHEETS = Path(__file__).parents[2] / "deployments/simulator/planning/gpus.yaml"
 _OTHER_CARDS = {"pcie", "nvl"}

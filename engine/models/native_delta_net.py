@@ -110,7 +110,9 @@ class NativeDeltaHeads:
         )
         return out
 
-    def run(self, runs: Sequence[DeltaRun], state: LayerState, pieces: StatePieces | None) -> list[torch.Tensor]:
+    def run(
+        self, runs: Sequence[DeltaRun], state: LayerState, pieces: StatePieces | None = None
+    ) -> list[torch.Tensor]:
         """Advance each row's state by all its tokens; return, for each row, [T - num_replayed,
         num_value_heads * value_dim]. No row keeps a state in a slot with which another begins. `pieces` are not
         needed here.

@@ -44,7 +44,9 @@ class TorchDeltaHeads:
         """Implement `advance_slots`."""
         return advance_slots(slots, *inputs)
 
-    def run(self, runs: Sequence[DeltaRun], state: LayerState, pieces: StatePieces | None) -> list[torch.Tensor]:
+    def run(
+        self, runs: Sequence[DeltaRun], state: LayerState, pieces: StatePieces | None = None
+    ) -> list[torch.Tensor]:
         """Advance each row's state by all its tokens; return, for each row, [T - num_replayed,
         num_value_heads * value_dim]. `pieces` are those of the rows.
         """

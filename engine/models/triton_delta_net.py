@@ -20,7 +20,9 @@ class TritonDeltaHeads(TorchDeltaHeads):
     def _advance_slots(self, slots: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
         return delta_net.advance_slots(slots, *inputs)
 
-    def run(self, runs: Sequence[DeltaRun], state: LayerState, pieces: StatePieces | None) -> list[torch.Tensor]:
+    def run(
+        self, runs: Sequence[DeltaRun], state: LayerState, pieces: StatePieces | None = None
+    ) -> list[torch.Tensor]:
         """Implement `TorchDeltaHeads.run`."""
         assert pieces is not None, "there is a row"
         mixed = _joined([run.inputs.mixed for run in runs])

@@ -48,8 +48,8 @@ def check_runs(layer: GatedDeltaNet, runs: Sequence[DeltaRun], kernels: native.K
     all_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        outputs = by_kernels.run(runs, state, None)
-        singly = [by_kernels.run([run], alone, None)[0] for run in runs]
+        outputs = by_kernels.run(runs, state)
+        singly = [by_kernels.run([run], alone)[0] for run in runs]
     finally:
         torch.set_num_threads(all_threads)
     for run, output, single in zip(runs, outputs, singly, strict=True):
@@ -141,7 +141,7 @@ def test_prompts_by_torch_are_the_recurrence() -> None:
     expected = copy_of(state, torch.float64)
     run = DeltaRun(inputs_of(layer, 150, torch.float32), 0, 8, [(1, 0), (64, 1), (150, 2)])
     wanted, heads = recurrence(layer, run, expected), TorchDeltaHeads(_SHAPES[0], layer.conv, layer.norm, EPS)
-    assert (heads.run([run], state, None)[0] - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    assert (heads.run([run], state)[0] - wanted).abs().max() < 1e-4 * wanted.abs().max()
     assert (state.matrices - expected.matrices).abs().max() < 2e-5
     assert torch.equal(state.inputs.double(), expected.inputs)
 

@@ -1,0 +1,136 @@
+"""A gated delta net of Qwen3-Next: whether prompts and decodes are right, and how long they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from benchmarks.gpu_sections.foreign_kernels import gated_delta_rule
+from benchmarks.gpu_sections.limits import Rates
+from benchmarks.gpu_sections.messages import Measurement
+from benchmarks.gpu_sections.timing import recorded_seconds_of, seconds_of
+from engine.attention.state_slots import LayerState
+from engine.kernels.delta_pieces import Advance, StatePieces
+from engine.model_parts.parts import DeltaNetConfig
+from engine.models.native_delta_net import DeltaInputs, DeltaRun
+from engine.models.torch_delta_net import TorchDeltaHeads, advance_slots
+
+_QWEN3_NEXT = DeltaNetConfig(16, 32, 128, 128, 4)
+_TINY = DeltaNetConfig(2, 4, 16, 32, 4)
+_MOST = 0.15
+"""Largest error beside a size of 1: bfloat16 rounds the convolution's outputs, and each norm's and gate's."""
+_EPS = 1e-6
+
+
+class Recurrent:
+    """On one device."""
+
+    def __init__(self, device: torch.device, rates: Rates, *, is_tiny: bool) -> None:
+        self._device, self._rates = device, rates
+        self._shape = _TINY if is_tiny else _QWEN3_NEXT
+        self._lengths = (70,) if is_tiny else (512, 2048, 8192)
+        self._counts = (3,) if is_tiny else (1, 32, 128)
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def all(self) -> Iterator[Measurement]:
+        """Yield a line for each way to compute a prompt, and for each number of decodes."""
+        for length in self._lengths:
+            yield from self._prompt(length)
+        for count in self._counts:
+            yield self._decodes(count)
+
+    def _prompt(self, length: int) -> Iterator[Measurement]:
+        from engine.kernels.triton.delta_prompts import advance_rows, convolve
+        from engine.models.triton_delta_net import TritonDeltaHeads
+
+        shape, conv, norm = (
+            self._shape,
+            self._random(self._shape.channels, 4) / 2,
+            self._random(self._shape.value_dim),
+        )
+        heads, by_torch = (kind(shape, conv, norm, _EPS) for kind in (TritonDeltaHeads, TorchDeltaHeads))
+        z = self._random(length, shape.values)
+        decay, strength = (self._random(length, shape.num_value_heads).float().sigmoid() for _ in range(2))
+        mixed = self._random(length, shape.channels)
+        run = DeltaRun(DeltaInputs(mixed, -decay, strength, z), 0, 1, [(length, 0)])
+        made = StatePieces.of([Advance(length, 1, run.kept)])
+        pieces = StatePieces(*(part.to(self._device) for part in (made.pieces, made.rows, made.kept)))
+        state = self._state(2)  # The first slot is only written.
+        wide = run._replace(inputs=DeltaInputs(*(part.float() for part in run.inputs)))
+        float32 = TorchDeltaHeads(shape, conv.float(), norm.float(), _EPS)
+        [expected] = float32.run([wide], LayerState(state.inputs.float(), state.matrices.clone(), state.drafts))
+        convolved, _ = convolve(mixed, conv, state.inputs, pieces)
+        advance = partial(advance_rows, state.matrices, convolved, -decay, strength, pieces)
+        ways: list[tuple[str, str, Callable[[], torch.Tensor]]] = [
+            ("triton", "", lambda: heads.run([run], state, pieces)[0]),
+            ("torch", "", lambda: by_torch.run([run], state)[0]),
+            ("triton", ", recurrence alone", advance),
+        ]
+        note = ""
+        try:
+            found = gated_delta_rule(convolved, -decay, strength, shape, state.matrices[1])
+            found()  # The package compiles, and tries what is fastest.
+            ways.append(("fla", ", recurrence alone", found))
+        except Exception as failure:  # It may not be installed, or not be made for this torch.
+            note = f"left out: {type(failure).__name__}: {str(failure)[:150]}"
+        for by, part, call in ways:
+            right = advance().flatten(1) if part else expected
+            off = (call().flatten(1).float() - right.float()).abs() / right.float().abs().clamp(min=1)
+            error = float(off.nan_to_num(nan=torch.inf).max())
+            seconds = seconds_of(call, self._device, tries=3, calls=2)
+            yield Measurement(
+                f"delta net, {length} tokens{part}",
+                by=by,
+                ms=1000 * seconds,
+                passed=error <= _MOST,
+                error=error,
+                note=f"error {error:.4f}, at most {_MOST}, beside {'triton' if part else 'torch in float32'}",
+            )
+        if note:
+            yield Measurement(f"delta net, {length} tokens, recurrence alone", by="fla", note=note)
+
+    def _decodes(self, count: int) -> Measurement:
+        """All rows advance in place; the states are more than the cache holds."""
+        from engine.kernels.triton import delta_net
+
+        shape = self._shape
+        heads, slots = shape.num_value_heads, torch.arange(count, device=self._device)
+        query, key = (self._random(count, heads, shape.key_dim).float() / shape.key_dim**0.5 for _ in range(2))
+        value = self._random(count, heads, shape.value_dim).float()
+        decay, strength = (self._random(count, heads).float().sigmoid() for _ in range(2))
+        inputs = slots, slots, query, key, value, -decay, strength
+        ours, theirs = self._state(count).matrices, self._state(count).matrices
+        theirs.copy_(ours)
+        found = delta_net.advance_slots(ours, *inputs)
+        expected = advance_slots(theirs, *inputs)
+        error = float((found - expected).abs().nan_to_num(nan=torch.inf).max())
+        states = [self._state(count).matrices for _ in range(4)]
+        calls = [partial(delta_net.advance_slots, some, *inputs) for some in states]
+        seconds = recorded_seconds_of(calls, self._device)
+        least = partial(
+            Rates.least, num_bytes=2 * count * heads * shape.key_dim * shape.value_dim * 4, operations=0
+        )
+        return Measurement(
+            f"delta net, decodes of {count}",
+            by="triton",
+            ms=1000 * seconds,
+            **self._rates.shares(least, seconds),
+            passed=error <= 1e-3,
+            error=error,
+            note=f"error {error:.6f}, at most 0.001",
+        )
+
+    def _state(self, num_slots: int) -> LayerState:
+        """Random states of so many slots, and an empty one."""
+        shape = self._shape
+        sizes = num_slots + 1, shape.num_value_heads, shape.key_dim, shape.value_dim
+        matrices = torch.zeros(sizes, device=self._device)
+        matrices[:-1].normal_(std=0.1, generator=self._generator)
+        inputs = torch.zeros(num_slots + 1, shape.kernel - 1, shape.channels, device=self._device)
+        return LayerState(inputs.to(torch.bfloat16), matrices, torch.empty(0))
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        drawn = torch.randn(shape, generator=self._generator, device=self._device)
+        return drawn.to(torch.bfloat16)
