@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from benchmarks import gpu
 from benchmarks.gpu import PLANS, SECTIONS, Job, parse_args
@@ -35,6 +36,8 @@ from benchmarks.gpu_sections.shapes import MIXTURES, MODELS, SMALL, Size
 from benchmarks.gpu_sections.workload import TINY
 from benchmarks.peers import servers
 from engine.attention.base import AttentionShape
+from engine.model_parts.parts import DeltaNetConfig
+from engine.models.torch_delta_net import TorchDeltaHeads, advance, advance_by_many
 from tests.engine.support.recorded_graphs import record_as_on_gpus
 
 CPU = torch.device("cpu")
@@ -326,6 +329,33 @@ def test_deep_gemm_gets_rows_by_expert_and_scales_by_block(is_fp8: bool, monkeyp
     found = grouped.call()[grouped.is_real].float()
     assert len(found) == 18 and len(grouped.is_real) == 4 * 128
     assert (found - grouped.expected.float()).abs().mean() < (0.05 if is_fp8 else 0.005)
+
+
+def test_fla_gets_the_heads_and_the_state_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The double does what the package's documentation says, token by token."""
+    shape = DeltaNetConfig(2, 4, 8, 6, 4)
+
+    def chunk_gated_delta_rule(
+        query: torch.Tensor, key: torch.Tensor, *rest: torch.Tensor, initial_state: torch.Tensor, **options: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert options == {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+        each = rest[0].shape[2] // key.shape[2]
+        query, key = (F.normalize(part, dim=-1).repeat_interleave(each, 2) for part in (query, key))
+        tokens = zip(*(part.unbind(1) for part in (query / query.shape[-1] ** 0.5, key, *rest)), strict=True)
+        state = initial_state.clone()
+        return torch.stack([advance(state, *token) for token in tokens], 1), state
+
+    double = SimpleNamespace(chunk_gated_delta_rule=chunk_gated_delta_rule)
+    monkeypatch.setattr(foreign_kernels, "import_module", lambda name: {"fla.ops.gated_delta_rule": double}[name])
+    generator = torch.Generator().manual_seed(0)
+    convolved, state = (torch.randn(*size, generator=generator) for size in ((9, 56), (4, 8, 6)))
+    decay, strength = -torch.rand(9, 4, generator=generator), torch.rand(9, 4, generator=generator)
+    found = foreign_kernels.gated_delta_rule(convolved, decay, strength, shape, state)()
+
+    heads = TorchDeltaHeads(shape, convolved, state, 0.0)._split(convolved)
+    query, key, value = (part.transpose(0, 1) for part in heads)
+    expected, _ = advance_by_many(state, query, key, value, decay.t(), strength.t())
+    torch.testing.assert_close(found.transpose(0, 1), expected, atol=1e-4, rtol=1e-4)
 
 
 # --- a server, as its client sees it ----------------------------------------------------------------------------
