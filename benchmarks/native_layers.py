@@ -25,10 +25,11 @@ from rich.table import Table
 
 from benchmarks.native_attention import Workload, paged_attention
 from benchmarks.this_machine import described
+from engine.attention.state_batch import StateBatch, StateRow
 from engine.attention.state_slots import LayerState
 from engine.kernels import native
 from engine.model_parts.parts import DeltaNetConfig
-from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaHeads
+from engine.models.native_delta_net import DeltaInputs, NativeDeltaHeads
 from engine.models.torch_delta_net import TorchDeltaHeads
 
 DELTA_NET = DeltaNetConfig(16, 32, 128, 128, 4)
@@ -83,8 +84,13 @@ def delta_net_step(dtype: torch.dtype, rows: int) -> Arms:
 def delta_net_prompt(dtype: torch.dtype, rows: int, num_tokens: int) -> Arms:
     """Return the arms for so many prompts, each from the beginning."""
     by_kernels, by_torch, state = _delta_nets(dtype, rows)
-    runs = [DeltaRun(_inputs(num_tokens, dtype), 0, rows, [(num_tokens, slot)]) for slot in range(rows)]
-    return {"native": lambda: by_kernels.run(runs, state), "torch": lambda: by_torch.run(runs, state)}
+    firsts = enumerate(range(0, rows * num_tokens, num_tokens))
+    prompts = [StateRow(first, first, num_tokens, rows, slot, 0, False, ()) for slot, first in firsts]
+    inputs, batch = _inputs(rows * num_tokens, dtype), StateBatch.of(prompts, rows * num_tokens)
+    return {
+        "native": lambda: by_kernels.run(inputs, state, batch),
+        "torch": lambda: by_torch.run(inputs, state, batch),
+    }
 
 
 def _delta_nets(dtype: torch.dtype, slots: int) -> tuple[NativeDeltaHeads, TorchDeltaHeads, LayerState]:

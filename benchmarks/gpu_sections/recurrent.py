@@ -11,10 +11,11 @@ from benchmarks.gpu_sections.foreign_kernels import gated_delta_rule
 from benchmarks.gpu_sections.limits import Rates
 from benchmarks.gpu_sections.messages import Measurement
 from benchmarks.gpu_sections.timing import recorded_seconds_of, seconds_of
+from engine.attention.pinned import to_device
+from engine.attention.state_batch import StateBatch, StateRow
 from engine.attention.state_slots import LayerState
-from engine.kernels.delta_pieces import Advance, StatePieces
 from engine.model_parts.parts import DeltaNetConfig
-from engine.models.native_delta_net import DeltaInputs, DeltaRun
+from engine.models.native_delta_net import DeltaInputs
 from engine.models.torch_delta_net import TorchDeltaHeads, advance_slots
 
 _QWEN3_NEXT = DeltaNetConfig(16, 32, 128, 128, 4)
@@ -54,18 +55,19 @@ class Recurrent:
         z = self._random(length, shape.values)
         decay, strength = (self._random(length, shape.num_value_heads).float().sigmoid() for _ in range(2))
         mixed = self._random(length, shape.channels)
-        run = DeltaRun(DeltaInputs(mixed, -decay, strength, z), 0, 1, [(length, 0)])
-        made = StatePieces.of([Advance(length, 1, run.kept)])
-        pieces = StatePieces(*(part.to(self._device) for part in (made.pieces, made.rows, made.kept)))
+        inputs = DeltaInputs(mixed, -decay, strength, z)
+        batch = to_device(StateBatch.of([StateRow(0, 0, length, 1, 0, 0, False, ())], length), self._device)
+        assert batch.pieces is not None
         state = self._state(2)  # The first slot is only written.
-        wide = run._replace(inputs=DeltaInputs(*(part.float() for part in run.inputs)))
+        wide = DeltaInputs(*(part.float() for part in inputs))
         float32 = TorchDeltaHeads(shape, conv.float(), norm.float(), _EPS)
-        [expected] = float32.run([wide], LayerState(state.inputs.float(), state.matrices.clone(), state.drafts))
-        convolved, _ = convolve(mixed, conv, state.inputs, pieces)
-        advance = partial(advance_rows, state.matrices, convolved, -decay, strength, pieces)
+        copy = LayerState(state.inputs.float(), state.matrices.clone(), state.drafts)
+        expected = float32.run(wide, copy, batch)
+        convolved, _ = convolve(mixed, conv, state.inputs, batch.pieces)
+        advance = partial(advance_rows, state.matrices, convolved, -decay, strength, batch.pieces)
         ways: list[tuple[str, str, Callable[[], torch.Tensor]]] = [
-            ("triton", "", lambda: heads.run([run], state, pieces)[0]),
-            ("torch", "", lambda: by_torch.run([run], state)[0]),
+            ("triton", "", lambda: heads.run(inputs, state, batch)),
+            ("torch", "", lambda: by_torch.run(inputs, state, batch)),
             ("triton", ", recurrence alone", advance),
         ]
         note = ""

@@ -3,6 +3,8 @@
 a decode            [ x ]              its state advances by one token: all such rows together
 a prompt            [ a b c | d e ]    its state is also kept at borders, for prompts that begin alike
 with draft tokens   [ b c | x d d ]    drafts of the previous step, b and c, are applied; those of this one are not
+
+In steps with such replayed tokens, they are put before their rows' own tokens.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ class StateRow:
     """A row that does not simply advance by one token."""
 
     first: int
-    """Index of its first token in the step."""
+    """Index of its first token in the step, without replayed tokens."""
+    begin: int
+    """The same among all tokens: that of its first replayed one, if it has any."""
     num_tokens: int
+    """Number of its tokens, without replayed ones."""
     source: int
     """Slot with the state before it."""
     target: int
@@ -41,7 +46,65 @@ class StateRow:
         num_tokens = self.num_replayed + self.num_tokens
         last = self.num_replayed if self.has_drafts else num_tokens
         kept = [(self.num_replayed + position, slot) for position, slot in self.borders]
-        return Advance(num_tokens, self.source, [*kept, (last, self.target)])
+        return Advance(self.begin, num_tokens, self.source, [*kept, (last, self.target)])
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """The D replayed tokens of a step, which has N tokens of its own."""
+
+    slots: torch.Tensor
+    """int64 [D]: the slot that keeps each of them,"""
+    positions: torch.Tensor
+    """int64 [D]: and its number there."""
+    places: torch.Tensor
+    """int64 [D]: the index of each of them among all tokens."""
+    others: torch.Tensor
+    """int64 [N]: that of each of the step's own tokens."""
+
+    @classmethod
+    def of(cls, rows: Sequence[StateRow], num_tokens: int) -> Replays | None:
+        """Return those of a step's rows, on the host; None if there are none."""
+        count = sum(row.num_replayed for row in rows)
+        if not count:
+            return None
+        replayed = [
+            (row.source, position, row.begin + position) for row in rows for position in range(row.num_replayed)
+        ]
+        slots, positions, places = np.array(replayed, dtype=np.int64).T.copy()
+        others = np.setdiff1d(np.arange(count + num_tokens), places, assume_unique=True)
+        return cls(*map(torch.from_numpy, (slots, positions, places, others)))
+
+    def joined(self, replayed: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        """Return [D + N, numbers]: both kinds of tokens in the order of all."""
+        together = others.new_empty(len(replayed) + len(others), others.shape[1])
+        together.index_copy_(0, self.places, replayed.to(others.dtype))
+        return together.index_copy_(0, self.others, others)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """The draft tokens of a step, which the next one may replay; of each row, the token before them too."""
+
+    tokens: torch.Tensor
+    """int64 [E]: their index in the step, without replayed tokens."""
+    slots: torch.Tensor
+    """int64 [E]: the slot that keeps each of them,"""
+    positions: torch.Tensor
+    """int64 [E]: and its number there."""
+
+    @classmethod
+    def of(cls, rows: Sequence[StateRow]) -> Drafts | None:
+        """Return those of a step's rows, on the host; None if there are none."""
+        kept = [
+            (row.first + position, row.target, position)
+            for row in rows
+            if row.has_drafts
+            for position in range(row.num_tokens)
+        ]
+        if not kept:
+            return None
+        return cls(*map(torch.from_numpy, np.array(kept, dtype=np.int64).T.copy()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +120,9 @@ class StateBatch:
     rows: Sequence[StateRow]
     """All other rows."""
     pieces: StatePieces | None = None
-    """The tokens of these; None if there are none."""
+    """All tokens of these; None if there are none."""
+    replays: Replays | None = None
+    drafts: Drafts | None = None
 
     @classmethod
     def of_decodes(cls, slots: torch.Tensor) -> StateBatch:
@@ -71,7 +136,7 @@ class StateBatch:
         """
         plain: list[tuple[int, int, int]] = []
         rows: list[StateRow] = []
-        first = 0
+        first = num_replayed = 0
         for chunk in chunks:
             use = chunk.state or StateStep(0 if chunk.start else None, 0, 0, ())
             source = null_slot if use.source is None else use.source
@@ -80,10 +145,20 @@ class StateBatch:
             else:
                 borders = [(position - chunk.start, slot) for position, slot in use.borders]
                 drafts = chunk.num_drafts > 0
-                row = StateRow(first, chunk.num_tokens, source, use.target, use.num_missing, drafts, borders)
-                rows.append(row)
+                begin, count = first + num_replayed, chunk.num_tokens
+                rows.append(StateRow(first, begin, count, source, use.target, use.num_missing, drafts, borders))
+                num_replayed += use.num_missing
             first += chunk.num_tokens
+        return cls.of(rows, first, plain)
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[StateRow], num_tokens: int, plain: Sequence[tuple[int, int, int]] = ()
+    ) -> StateBatch:
+        """Return the batch of a step of so many tokens, on the host. `plain`: for each row that advances by one
+        token, the index of that token in the step, and the slots with the states before and after it.
+        """
         indices = np.array(plain, dtype=np.int64).reshape(-1, 3).T.copy()
         tokens, sources, targets = (torch.from_numpy(part) for part in indices)
         pieces = StatePieces.of(row.advance for row in rows) if rows else None
-        return cls(tokens, sources, targets, rows, pieces)
+        return cls(tokens, sources, targets, rows, pieces, Replays.of(rows, num_tokens), Drafts.of(rows))

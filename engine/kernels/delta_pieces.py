@@ -1,4 +1,4 @@
-"""The tokens of a step by which recurrent states advance, in pieces, as the kernels for GPUs take them.
+"""The tokens by which a step advances recurrent states, in pieces, as the kernels for GPUs take them.
 
 rows      [ a a a a a a | b b b b ]        a keeps its state after four tokens and after all
 pieces    [ a a a a | a a | b b b b ]      of at most `PIECE` tokens
@@ -18,10 +18,11 @@ PIECE = 32
 
 
 class Advance(NamedTuple):
-    """By how many tokens a row's state advances."""
+    """The tokens by which a row's state advances."""
 
+    begin: int
+    """Index of the first one in the step."""
     num_tokens: int
-    """Replayed ones included."""
     source: int
     """Slot with the state before them."""
     kept: Sequence[tuple[int, int]]
@@ -30,8 +31,8 @@ class Advance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StatePieces:
-    """The tokens of several rows in pieces, for kernels on GPUs. A piece ends where its state is kept, too. Tokens
-    are counted over all of these rows, and so are pieces.
+    """The tokens of several rows in pieces. A piece also ends where its state is kept. Tokens are given by their
+    index in the step.
     """
 
     pieces: torch.Tensor
@@ -47,9 +48,9 @@ class StatePieces:
         pieces: list[tuple[int, int, int, int]] = []
         rows: list[tuple[int, int, int, int]] = []
         kept: list[tuple[int, int, int]] = []
-        first = 0
         for row, advance in enumerate(advances):
-            begin, before = first, len(pieces)
+            begin = first = advance.begin
+            before = len(pieces)
             for end, slot in [*advance.kept, (advance.num_tokens, -1)]:
                 while begin + end > first + PIECE:
                     pieces.append((first, PIECE, row, -1))

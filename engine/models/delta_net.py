@@ -23,12 +23,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.attention.base import AttentionStep
-from engine.attention.state_batch import StateRow
+from engine.attention.state_batch import StateBatch
 from engine.attention.state_slots import LayerState
 from engine.layers.operations import Operations
 from engine.model_config.config import ModelConfig
 from engine.model_parts.parts import DeltaNetConfig
-from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaHeads, unsupported
+from engine.models.native_delta_net import DeltaInputs, NativeDeltaHeads, unsupported
 from engine.models.torch_delta_net import TorchDeltaHeads
 
 
@@ -62,14 +62,13 @@ class GatedDeltaNet(nn.Module):
         gates = F.linear(x, self.gates_proj)
         inputs = DeltaInputs(mixed, *self._strengths(gates), z)
         if not batch.rows:
-            gated = self.heads.step(inputs, state, batch.sources, batch.targets)
-        else:
-            gated = torch.empty_like(z)
-            if len(batch.plain):
-                gated[batch.plain] = self.heads.step(inputs.at(batch.plain), state, batch.sources, batch.targets)
-            runs = [self._run_of(inputs, gates, state, row) for row in batch.rows]
-            for row, output in zip(batch.rows, self.heads.run(runs, state, batch.pieces), strict=True):
-                gated[row.first : row.first + row.num_tokens] = output
+            return self._output(self.heads.step(inputs, state, batch.sources, batch.targets))
+        gated = self.heads.run(self._with_replays(inputs, gates, state, batch), state, batch)
+        if len(batch.plain):
+            gated[batch.plain] = self.heads.step(inputs.at(batch.plain), state, batch.sources, batch.targets)
+        return self._output(gated)
+
+    def _output(self, gated: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.o_proj(gated)
         return result
 
@@ -78,28 +77,23 @@ class GatedDeltaNet(nn.Module):
         """Its heads, by kernels if there are any. First used when the weights are loaded."""
         return kind_of_heads(self.shape, self.conv)(self.shape, self.conv, self.norm, self._eps)
 
-    def _run_of(self, inputs: DeltaInputs, gates: torch.Tensor, state: LayerState, row: StateRow) -> DeltaRun:
-        """Return the tokens of a row, replayed ones first, and record its drafts for the next step.
+    def _with_replays(
+        self, inputs: DeltaInputs, gates: torch.Tensor, state: LayerState, batch: StateBatch
+    ) -> DeltaInputs:
+        """Return the inputs of all tokens, replayed ones included, and record the step's drafts for the next one.
 
         gates: [N, 2 * num_value_heads], the source of the decays and strengths in the step's inputs
         """
-        own = slice(row.first, row.first + row.num_tokens)
-        num_replayed, num_channels = row.num_replayed, self.shape.channels
-        run = inputs.at(own)
-        if num_replayed:
-            # A copy, because this step's drafts may go to the same slot.
-            mixed, earlier = state.drafts[row.source, :num_replayed].clone().tensor_split((num_channels,), dim=1)
-            decay, strength = self._strengths(earlier)
-            run = DeltaInputs(
-                torch.cat((mixed, run.mixed)),
-                torch.cat((decay, run.decay)),
-                torch.cat((strength, run.strength)),
-                run.z,
-            )
-        if row.has_drafts:
-            drafts = state.drafts[row.target, : row.num_tokens]
-            drafts[:, :num_channels], drafts[:, num_channels:] = inputs.mixed[own], gates[own]
-        return DeltaRun(run, num_replayed, row.source, row.advance.kept)
+        replays, drafts = batch.replays, batch.drafts
+        together = inputs
+        if replays is not None:
+            replayed = state.drafts[replays.slots, replays.positions].tensor_split((self.shape.channels,), dim=1)
+            mixed, both = map(replays.joined, replayed, (inputs.mixed, gates))
+            together = DeltaInputs(mixed, *self._strengths(both), inputs.z)
+        if drafts is not None:  # They may go to the slots of replayed tokens, which have been read.
+            own = torch.cat((inputs.mixed[drafts.tokens], gates[drafts.tokens]), 1)
+            state.drafts[drafts.slots, drafts.positions] = own.to(state.drafts.dtype)
+        return together
 
     def _strengths(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Map [T, 2 * num_value_heads] to the logarithm of the decay and to the strength of the update, float32

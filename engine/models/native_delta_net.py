@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
+from engine.attention.state_batch import StateBatch, StateRow
 from engine.attention.state_slots import LayerState
 from engine.kernels import native
-from engine.kernels.delta_pieces import StatePieces
 from engine.model_parts.parts import DeltaNetConfig
 
 _MOST_DIM = 512
@@ -30,7 +30,7 @@ def unsupported(shape: DeltaNetConfig, dtype: torch.dtype) -> str | None:
 
 
 class DeltaInputs(NamedTuple):
-    """Outputs of the projections for a layer's heads and T tokens."""
+    """Outputs of the projections for a layer's heads and T tokens, replayed ones included."""
 
     mixed: torch.Tensor
     """[T, channels]: queries, keys and values before the convolution."""
@@ -39,24 +39,11 @@ class DeltaInputs(NamedTuple):
     strength: torch.Tensor
     """float32 [T, num_value_heads]: strengths of the updates."""
     z: torch.Tensor
-    """[T, num_value_heads * value_dim]: gates of the output."""
+    """[N, num_value_heads * value_dim]: gates of the output, which replayed tokens do not have."""
 
     def at(self, tokens: slice | torch.Tensor) -> DeltaInputs:
         """Return the inputs of some tokens."""
         return DeltaInputs(*(part[tokens] for part in self))
-
-
-class DeltaRun(NamedTuple):
-    """The tokens by which one row's state advances."""
-
-    inputs: DeltaInputs
-    """Without `z` for the replayed tokens."""
-    num_replayed: int
-    """Number of leading tokens that an earlier step has computed; only the state needs them."""
-    source: int
-    """Slot with the state before it."""
-    kept: Sequence[tuple[int, int]]
-    """Ascending numbers of tokens after which the state is kept, each with its slot."""
 
 
 class NativeDeltaHeads:
@@ -110,35 +97,39 @@ class NativeDeltaHeads:
         )
         return out
 
-    def run(
-        self, runs: Sequence[DeltaRun], state: LayerState, pieces: StatePieces | None = None
-    ) -> list[torch.Tensor]:
-        """Advance each row's state by all its tokens; return, for each row, [T - num_replayed,
-        num_value_heads * value_dim]. No row keeps a state in a slot with which another begins. `pieces` are not
-        needed here.
+    def run(self, inputs: DeltaInputs, state: LayerState, batch: StateBatch) -> torch.Tensor:
+        """Advance each row's state by all its tokens; return [N, num_value_heads * value_dim], without meaning for
+        tokens of other rows. No row keeps a state in a slot with which another begins.
         """
-        readable = [_readable(run.inputs) for run in runs]
-        outputs = [torch.empty(inputs.z.shape, dtype=inputs.z.dtype) for inputs in readable]
-        kept = [_places(run.kept) for run in runs]
-        rows = (native.NativeDeltaRow * len(runs))(
-            *(
-                native.NativeDeltaRow(
-                    *(part.data_ptr() for part in (*inputs, out)),
-                    ends,
-                    inputs.mixed.stride(0),
-                    inputs.z.stride(0),
-                    run.source,
-                    len(inputs.mixed),
-                    run.num_replayed,
-                    len(ends),
-                )
-                for run, inputs, out, ends in zip(runs, readable, outputs, kept, strict=True)
-            )
+        mixed, decay, strength, z = _readable(inputs)
+        out = torch.empty(z.shape, dtype=z.dtype)
+        rows = (native.NativeDeltaRow * len(batch.rows))(
+            *(_row(row, (mixed, decay, strength), (z, out)) for row in batch.rows)
         )
         threads, states = torch.get_num_threads(), _states(state)
         memory = self._workspace.address(self._kernels.delta_rows_bytes(ctypes.byref(self._net), threads))
-        self._kernels.delta_rows(ctypes.byref(self._net), ctypes.byref(states), rows, len(runs), memory, threads)
-        return outputs
+        self._kernels.delta_rows(ctypes.byref(self._net), ctypes.byref(states), rows, len(rows), memory, threads)
+        return out
+
+
+def _row(row: StateRow, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> native.NativeDeltaRow:
+    """inputs: mixed, decay, strength of all tokens; outputs: z and out of those that are not replayed."""
+    _, num_tokens, source, kept = row.advance
+    return native.NativeDeltaRow(
+        *(_address(part, row.begin) for part in inputs),
+        *(_address(part, row.first) for part in outputs),
+        _places(kept),
+        inputs[0].stride(0),
+        outputs[0].stride(0),
+        source,
+        num_tokens,
+        row.num_replayed,
+        len(kept),
+    )
+
+
+def _address(part: torch.Tensor, token: int) -> int:
+    return part.data_ptr() + token * part.stride(0) * part.itemsize
 
 
 def _readable(inputs: DeltaInputs) -> DeltaInputs:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 
+from engine.attention.state_batch import StateBatch, StateRow
 from engine.attention.state_slots import LayerState
-from engine.kernels.delta_pieces import StatePieces
 from engine.model_parts.parts import DeltaNetConfig
-from engine.models.native_delta_net import DeltaInputs, DeltaRun
+from engine.models.native_delta_net import DeltaInputs
 
 _PIECE = 64
 """Most tokens whose updates are computed together."""
@@ -44,33 +42,34 @@ class TorchDeltaHeads:
         """Implement `advance_slots`."""
         return advance_slots(slots, *inputs)
 
-    def run(
-        self, runs: Sequence[DeltaRun], state: LayerState, pieces: StatePieces | None = None
-    ) -> list[torch.Tensor]:
-        """Advance each row's state by all its tokens; return, for each row, [T - num_replayed,
-        num_value_heads * value_dim]. `pieces` are those of the rows.
-        """
-        return [self._run_one(run, state) for run in runs]
+    def run(self, inputs: DeltaInputs, state: LayerState, batch: StateBatch) -> torch.Tensor:
+        """Implement `NativeDeltaHeads.run`."""
+        found = inputs.z.new_empty(len(inputs.z), self._shape.num_value_heads, self._shape.value_dim).float()
+        for row in batch.rows:
+            self._run_one(inputs, state, row, found[row.first : row.first + row.num_tokens])
+        return self._gated(found, inputs.z)
 
-    def _run_one(self, run: DeltaRun, state: LayerState) -> torch.Tensor:
-        mixed, decay, strength, z = run.inputs
-        seen = torch.cat((state.inputs[run.source], mixed))
+    def _run_one(self, inputs: DeltaInputs, state: LayerState, row: StateRow, found: torch.Tensor) -> None:
+        """Write a row's results to `found`, [num_tokens, num_value_heads, value_dim]."""
+        begin, num_tokens, source, kept = row.advance
+        mixed, decay, strength = (part[begin : begin + num_tokens] for part in inputs[:3])
+        seen = torch.cat((state.inputs[source], mixed))
         # Depthwise: each channel by itself, over time.
         convolved = F.conv1d(seen.t()[None], self._conv[:, None], groups=self._shape.channels)[0].t()
         query, key, value = (part.transpose(0, 1) for part in self._split(F.silu(convolved)))
         decay, strength = decay.t(), strength.t()
-        matrices, outputs, begin = state.matrices[run.source], [], 0
-        for end, slot in [*run.kept, (len(mixed), None)]:
-            part = slice(begin, end)
+        matrices, outputs, first = state.matrices[source], [], 0
+        for end, slot in [*kept, (num_tokens, None)]:
+            part = slice(first, end)
             output, matrices = advance_by_many(
                 matrices, query[:, part], key[:, part], value[:, part], decay[:, part], strength[:, part]
             )
             outputs.append(output)
-            begin = end
+            first = end
             if slot is not None:
                 state.matrices[slot] = matrices
                 state.inputs[slot] = seen[end : end + self._shape.kernel - 1]
-        return self._gated(torch.cat(outputs, 1)[:, run.num_replayed :].transpose(0, 1), z)
+        found[:] = torch.cat(outputs, 1)[:, row.num_replayed :].transpose(0, 1)
 
     def _gated(self, found: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """Norm and gate the queries' results, float32 [T, num_value_heads, value_dim]; return the shape of z."""

@@ -8,19 +8,24 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from engine.attention.state_batch import StateBatch
+from engine.attention.state_slots import LayerState
 from engine.kernels import native
 from engine.model_parts.parts import DeltaNetConfig
 from engine.models.delta_net import GatedDeltaNet
-from engine.models.native_delta_net import DeltaRun, NativeDeltaHeads, unsupported
+from engine.models.native_delta_net import DeltaInputs, NativeDeltaHeads, unsupported
 from engine.models.torch_delta_net import TorchDeltaHeads
 from tests.engine.support.delta_nets import (
     EPS,
+    Run,
     copy_of,
     inputs_of,
     layer_of,
     recurrence,
     state_of,
+    step_of,
     wide,
     without_z,
 )
@@ -38,7 +43,19 @@ def native_of(layer: GatedDeltaNet, kernels: native.Kernels) -> NativeDeltaHeads
     return NativeDeltaHeads(layer.shape, conv, norm, EPS, kernels.isa)
 
 
-def check_runs(layer: GatedDeltaNet, runs: Sequence[DeltaRun], kernels: native.Kernels, threads: int = 1) -> None:
+def with_state(run: Run, state: LayerState) -> tuple[DeltaInputs, LayerState, StateBatch]:
+    """The arguments with which heads compute one row."""
+    inputs, batch = step_of([run])
+    return further_apart(inputs), state, batch
+
+
+def further_apart(inputs: DeltaInputs) -> DeltaInputs:
+    """The same, of rows further apart than they are long, as projections give them."""
+    mixed, z = (F.pad(part, (0, 5))[:, :-5] for part in (inputs.mixed, inputs.z))
+    return inputs._replace(mixed=mixed, z=z)
+
+
+def check_runs(layer: GatedDeltaNet, runs: Sequence[Run], kernels: native.Kernels, threads: int = 1) -> None:
     """Outputs and all slots are those of the recurrence, and of each row alone bit for bit."""
     state = state_of(layer.shape, kernels.dtype)
     expected, alone, by_kernels = copy_of(state, torch.float64), copy_of(state), native_of(layer, kernels)
@@ -48,8 +65,9 @@ def check_runs(layer: GatedDeltaNet, runs: Sequence[DeltaRun], kernels: native.K
     all_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        outputs = by_kernels.run(runs, state)
-        singly = [by_kernels.run([run], alone)[0] for run in runs]
+        inputs, batch = step_of(runs)
+        outputs = by_kernels.run(further_apart(inputs), state, batch).split([len(run.inputs.z) for run in runs])
+        singly = [by_kernels.run(*with_state(run, alone)) for run in runs]
     finally:
         torch.set_num_threads(all_threads)
     for run, output, single in zip(runs, outputs, singly, strict=True):
@@ -102,7 +120,7 @@ def test_prompts_are_the_recurrence(kernels: native.Kernels, shape: DeltaNetConf
     lengths = (1, 2, _AT_ONCE - 1, _AT_ONCE, _AT_ONCE + 1, 3 * _AT_ONCE + 7)
     slots = ((0, 0), (8, 1), (8, 2), (3, 3), (4, 4), (8, 5))
     runs = [
-        DeltaRun(inputs_of(layer, length, kernels.dtype), 0, source, [(length, target)])
+        Run(inputs_of(layer, length, kernels.dtype), 0, source, [(length, target)])
         for length, (source, target) in zip(lengths, slots, strict=True)
     ]
     check_runs(layer, runs, kernels, threads)
@@ -116,10 +134,10 @@ def test_states_are_kept_at_borders_and_before_drafts(kernels: native.Kernels) -
     layer = layer_of(_SHAPES[0])
     replays = inputs_of(layer, 6, kernels.dtype), inputs_of(layer, 4, kernels.dtype)
     runs = [
-        DeltaRun(inputs_of(layer, 70, kernels.dtype), 0, 8, [(1, 0), (2, 1), (64, 2), (70, 3)]),
-        DeltaRun(inputs_of(layer, 5, kernels.dtype), 0, 4, [(0, 4)]),
-        DeltaRun(without_z(replays[0], 1), 1, 5, [(1, 5)]),
-        DeltaRun(without_z(replays[1], 3), 3, 6, [(3, 6)]),
+        Run(inputs_of(layer, 70, kernels.dtype), 0, 8, [(1, 0), (2, 1), (64, 2), (70, 3)]),
+        Run(inputs_of(layer, 5, kernels.dtype), 0, 4, [(0, 4)]),
+        Run(without_z(replays[0], 1), 1, 5, [(1, 5)]),
+        Run(without_z(replays[1], 3), 3, 6, [(3, 6)]),
     ]
     check_runs(layer, runs, kernels)
 
@@ -131,7 +149,7 @@ def test_states_that_hardly_forget_and_that_forget_all(kernels: native.Kernels, 
     layer = layer_of(_SHAPES[1])
     inputs = inputs_of(layer, 2 * _AT_ONCE + 1, kernels.dtype)
     inputs.decay[::2] = decay
-    check_runs(layer, [DeltaRun(inputs, 0, 2, [(len(inputs.mixed), 2)])], kernels)
+    check_runs(layer, [Run(inputs, 0, 2, [(len(inputs.mixed), 2)])], kernels)
 
 
 def test_prompts_by_torch_are_the_recurrence() -> None:
@@ -139,9 +157,9 @@ def test_prompts_by_torch_are_the_recurrence() -> None:
     layer = layer_of(_SHAPES[0])
     state = state_of(layer.shape, torch.float32)
     expected = copy_of(state, torch.float64)
-    run = DeltaRun(inputs_of(layer, 150, torch.float32), 0, 8, [(1, 0), (64, 1), (150, 2)])
+    run = Run(inputs_of(layer, 150, torch.float32), 0, 8, [(1, 0), (64, 1), (150, 2)])
     wanted, heads = recurrence(layer, run, expected), TorchDeltaHeads(_SHAPES[0], layer.conv, layer.norm, EPS)
-    assert (heads.run([run], state)[0] - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    assert (heads.run(*with_state(run, state)) - wanted).abs().max() < 1e-4 * wanted.abs().max()
     assert (state.matrices - expected.matrices).abs().max() < 2e-5
     assert torch.equal(state.inputs.double(), expected.inputs)
 

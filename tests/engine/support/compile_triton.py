@@ -212,7 +212,7 @@ def delta_net() -> None:
 
 def delta_prompts() -> None:
     """A prompt of a Qwen3-Next layer, but for fewer heads."""
-    pieces = StatePieces.of([Advance(70, 2, [(70, 1)])])
+    pieces = StatePieces.of([Advance(0, 70, 2, [(70, 1)])])
     mixed, inputs = torch.zeros(70, 512, dtype=BRAIN), torch.zeros(3, 3, 512, dtype=BRAIN)
     convolved, _ = convolve(mixed, torch.zeros(512, 4, dtype=BRAIN), inputs, pieces)
     advance_rows(torch.zeros(3, 2, 128, 128), convolved, torch.zeros(70, 2), torch.zeros(70, 2), pieces)

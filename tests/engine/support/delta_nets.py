@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from engine.attention.state_batch import StateBatch, StateRow
 from engine.attention.state_slots import LayerState
-from engine.kernels.delta_pieces import Advance, StatePieces
 from engine.model_config.config import ModelConfig
 from engine.model_files.model_directory import demo_model_path
 from engine.model_parts.parts import DeltaNetConfig
 from engine.models.delta_net import GatedDeltaNet
-from engine.models.native_delta_net import DeltaInputs, DeltaRun
+from engine.models.native_delta_net import DeltaInputs
 
 FACTS = ModelConfig.from_directory(demo_model_path())
 EPS = FACTS.norms.eps
@@ -54,16 +55,34 @@ def without_z(inputs: DeltaInputs, num_replayed: int) -> DeltaInputs:
     return DeltaInputs(inputs.mixed, inputs.decay, inputs.strength, inputs.z[num_replayed:])
 
 
-def pieces_of(runs: Sequence[DeltaRun]) -> StatePieces:
-    """The same rows in pieces."""
-    return StatePieces.of(Advance(len(run.inputs.mixed), run.source, run.kept) for run in runs)
+class Run(NamedTuple):
+    """The tokens by which one row's state advances."""
+
+    inputs: DeltaInputs
+    num_replayed: int
+    source: int
+    kept: list[tuple[int, int]]
+    """Ascending numbers of tokens after which the state is kept, each with its slot."""
+
+
+def step_of(runs: Sequence[Run]) -> tuple[DeltaInputs, StateBatch]:
+    """A step with these rows."""
+    rows, first, begin = [], 0, 0
+    for run in runs:
+        num_tokens, (last, target) = len(run.inputs.z), run.kept[-1]
+        borders = [(end - run.num_replayed, slot) for end, slot in run.kept[:-1]]
+        has_drafts = last < len(run.inputs.mixed)
+        rows.append(StateRow(first, begin, num_tokens, run.source, target, run.num_replayed, has_drafts, borders))
+        first, begin = first + num_tokens, begin + len(run.inputs.mixed)
+    inputs = DeltaInputs(*(torch.cat(parts) for parts in zip(*(run.inputs for run in runs), strict=True)))
+    return inputs, StateBatch.of(rows, first)
 
 
 def wide(inputs: DeltaInputs) -> DeltaInputs:
     return DeltaInputs(*(part.float() for part in inputs))
 
 
-def recurrence(layer: GatedDeltaNet, run: DeltaRun, state: LayerState) -> torch.Tensor:
+def recurrence(layer: GatedDeltaNet, run: Run, state: LayerState) -> torch.Tensor:
     """What a layer's heads compute, token by token in float64; `state` is float64 too. Follows
     arXiv:2412.06464, equation 10.
     """

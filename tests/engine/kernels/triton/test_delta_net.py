@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -14,17 +15,18 @@ from engine.kernels.delta_pieces import PIECE
 from engine.kernels.triton import delta_net
 from engine.model_parts.parts import DeltaNetConfig
 from engine.models.delta_net import GatedDeltaNet
-from engine.models.native_delta_net import DeltaInputs, DeltaRun
+from engine.models.native_delta_net import DeltaInputs
 from engine.models.torch_delta_net import advance_slots
 from engine.models.triton_delta_net import TritonDeltaHeads
 from tests.engine.support.delta_nets import (
     EPS,
+    Run,
     copy_of,
     inputs_of,
     layer_of,
-    pieces_of,
     recurrence,
     state_of,
+    step_of,
     without_z,
 )
 from tests.engine.support.devices import DEVICE
@@ -63,21 +65,25 @@ def there(state: LayerState) -> LayerState:
     return LayerState(*(part.to(DEVICE) for part in state))
 
 
-def check_runs(layer: GatedDeltaNet, runs: Sequence[DeltaRun], dtype: torch.dtype) -> None:
+def run_on(device: torch.device, heads: TritonDeltaHeads, runs: Sequence[Run], state: LayerState) -> torch.Tensor:
+    inputs, batch = step_of(runs)
+    return heads.run(DeltaInputs(*(part.to(device) for part in inputs)), state, to_device(batch, device))
+
+
+def check_runs(layer: GatedDeltaNet, runs: Sequence[Run], dtype: torch.dtype) -> None:
     """Outputs and all slots are those of the recurrence, and slots are those of each row alone bit for bit."""
     state = state_of(layer.shape, dtype)
     expected, alone, state = copy_of(state, torch.float64), there(copy_of(state)), there(state)
     layer.conv.copy_(layer.conv.to(dtype))
     layer.norm.copy_(layer.norm.to(dtype))
     heads = TritonDeltaHeads(layer.shape, layer.conv.to(DEVICE, dtype), layer.norm.to(DEVICE, dtype), EPS)
-    moved = [run._replace(inputs=DeltaInputs(*(part.to(DEVICE) for part in run.inputs))) for run in runs]
-    outputs = heads.run(moved, state, to_device(pieces_of(runs), DEVICE))
-    for run, row, output in zip(runs, moved, outputs, strict=True):
+    step = partial(run_on, DEVICE, heads)
+    outputs = step(runs, state).split([len(run.inputs.z) for run in runs])
+    for run, output in zip(runs, outputs, strict=True):
         wanted = recurrence(layer, run, expected)
         assert output.dtype == dtype
         assert (output.cpu() - wanted).abs().max() < _TOLERANCE[dtype] * wanted.abs().max().clamp(min=1)
-        (single,) = heads.run([row], alone, to_device(pieces_of([run]), DEVICE))
-        torch.testing.assert_close(output, single)
+        torch.testing.assert_close(output, step([run], alone))
     assert torch.equal(alone.matrices, state.matrices), "the same alone, bit for bit"
     assert (state.matrices.cpu() - expected.matrices).abs().max() < _TOLERANCE[dtype]
     assert torch.equal(state.inputs.cpu().double(), expected.inputs)
@@ -92,7 +98,7 @@ def test_prompts_are_the_recurrence(shape: DeltaNetConfig, dtype: torch.dtype) -
     lengths = (1, 2, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 7)
     slots = ((0, 0), (8, 1), (8, 2), (3, 3), (4, 4), (8, 5))
     runs = [
-        DeltaRun(inputs_of(layer, length, dtype), 0, source, [(length, target)])
+        Run(inputs_of(layer, length, dtype), 0, source, [(length, target)])
         for length, (source, target) in zip(lengths, slots, strict=True)
     ]
     check_runs(layer, runs, dtype)
@@ -106,10 +112,10 @@ def test_states_are_kept_at_borders_and_before_drafts() -> None:
     layer = layer_of(_SHAPES[0])
     replays = inputs_of(layer, 6, torch.float32), inputs_of(layer, 4, torch.float32)
     runs = [
-        DeltaRun(inputs_of(layer, 70, torch.float32), 0, 8, [(1, 0), (2, 1), (64, 2), (70, 3)]),
-        DeltaRun(inputs_of(layer, 5, torch.float32), 0, 4, [(0, 4)]),
-        DeltaRun(without_z(replays[0], 1), 1, 5, [(1, 5)]),
-        DeltaRun(without_z(replays[1], 3), 3, 6, [(3, 6)]),
+        Run(inputs_of(layer, 70, torch.float32), 0, 8, [(1, 0), (2, 1), (64, 2), (70, 3)]),
+        Run(inputs_of(layer, 5, torch.float32), 0, 4, [(0, 4)]),
+        Run(without_z(replays[0], 1), 1, 5, [(1, 5)]),
+        Run(without_z(replays[1], 3), 3, 6, [(3, 6)]),
     ]
     check_runs(layer, runs, torch.float32)
 
@@ -121,4 +127,4 @@ def test_states_that_do_not_forget_and_that_forget_all(decay: float) -> None:
     layer = layer_of(_SHAPES[1])
     inputs = inputs_of(layer, 2 * PIECE + 1, torch.float32)
     inputs.decay[::2] = decay
-    check_runs(layer, [DeltaRun(inputs, 0, 2, [(len(inputs.mixed), 2)])], torch.float32)
+    check_runs(layer, [Run(inputs, 0, 2, [(len(inputs.mixed), 2)])], torch.float32)
