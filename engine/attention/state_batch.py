@@ -118,9 +118,12 @@ class StateBatch:
     targets: torch.Tensor
     """int64 [D]: slots for the states after them."""
     rows: Sequence[StateRow]
-    """All other rows."""
+    """All other rows, on the host; none in graphs, which have their tables."""
+    numbers: torch.Tensor | None = None
+    """int64 [rows, 6]: of each, first, num_tokens, source, target, num_replayed and whether it has drafts. None if
+    there are none."""
     pieces: StatePieces | None = None
-    """All tokens of these; None if there are none."""
+    """All tokens of these rows; None if there are none."""
     replays: Replays | None = None
     drafts: Drafts | None = None
 
@@ -136,11 +139,13 @@ class StateBatch:
         """
         plain: list[tuple[int, int, int]] = []
         rows: list[StateRow] = []
+        # Graphs of steps with drafts take all rows alike.
+        has_plain = not any(chunk.num_drafts or (chunk.state and chunk.state.num_missing) for chunk in chunks)
         first = num_replayed = 0
         for chunk in chunks:
             use = chunk.state or StateStep(0 if chunk.start else None, 0, 0, ())
             source = null_slot if use.source is None else use.source
-            if chunk.num_tokens == 1 and not use.num_missing and not use.borders:
+            if has_plain and chunk.num_tokens == 1 and not use.borders:
                 plain.append((first, source, use.target))
             else:
                 borders = [(position - chunk.start, slot) for position, slot in use.borders]
@@ -160,5 +165,19 @@ class StateBatch:
         """
         indices = np.array(plain, dtype=np.int64).reshape(-1, 3).T.copy()
         tokens, sources, targets = (torch.from_numpy(part) for part in indices)
-        pieces = StatePieces.of(row.advance for row in rows) if rows else None
-        return cls(tokens, sources, targets, rows, pieces, Replays.of(rows, num_tokens), Drafts.of(rows))
+        if not rows:
+            return cls(tokens, sources, targets, rows)
+        numbers = [
+            (row.first, row.num_tokens, row.source, row.target, row.num_replayed, int(row.has_drafts))
+            for row in rows
+        ]
+        return cls(
+            tokens,
+            sources,
+            targets,
+            rows,
+            torch.from_numpy(np.array(numbers, dtype=np.int64)),
+            StatePieces.of(row.advance for row in rows),
+            Replays.of(rows, num_tokens),
+            Drafts.of(rows),
+        )

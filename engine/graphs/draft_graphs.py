@@ -11,11 +11,13 @@ Attention is recorded too, so that the host launches one graph for all layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from engine.attention.batch import AttentionBatch
+from engine.graphs.state_inputs import StateInputs
 from engine.graphs.step_graphs import Capture, StepGraphs, next_size, sizes_up_to
 from engine.graphs.step_inputs import StepInputs
 
@@ -56,11 +58,13 @@ class DraftGraphs:
         hidden: torch.Tensor,
         capture: Capture,
         num_groups: int = 1,
+        states: StateInputs | None = None,
     ) -> None:
         """sizes: from `draft_sizes` or `stage_sizes`; max_len: most positions of a row; hidden: [N, H], for the
-        results of as many tokens as the largest graph has; num_groups: see `StepInputs`.
+        results of as many tokens as the largest graph has; num_groups: see `StepInputs`; states: for a model with
+        recurrent layers.
         """
-        self._layers, self._max_len, self._hidden = layers, max_len, hidden
+        self._layers, self._max_len, self._hidden, self._states = layers, max_len, hidden, states
         self._sizes = sizes
         most = max(size.rows for size in self._sizes)
         pages = -(-max_len // page_size)
@@ -74,6 +78,8 @@ class DraftGraphs:
         rows = next_size([size.rows for size in self._sizes if size.width == width], num_rows)
         if width is None or rows is None or max(batch.kv_lens_host) > self._max_len:
             return None
+        if batch.states is not None and not StateInputs.fits(batch.states, width):
+            return None
         size = DraftSize(rows, width)
         is_full = 2 * sum(batch.query_lens) >= size.num_tokens
         return size if is_full or size.num_tokens <= _FREE_TOKENS else None
@@ -84,6 +90,8 @@ class DraftGraphs:
         """
         self._inputs.write_tokens(ids, batch, size.num_tokens)
         self._inputs.write_rows(batch, size.rows)
+        if self._states is not None and batch.states is not None:
+            self._states.write(batch.states, size.rows)
         is_replayed = self.graphs.run(size)
         return self._hidden[: len(ids)], is_replayed
 
@@ -91,6 +99,8 @@ class DraftGraphs:
     def _compute(self, size: DraftSize) -> None:
         count = size.num_tokens
         batch = self._inputs.batch(count, size.rows, size.width, self._max_len)
+        if self._states is not None:
+            batch = replace(batch, states=self._states.batch(size.rows, size.width))
         self._hidden[:count] = self._layers(self._inputs.token_ids(count), batch)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.graphs.draft_graphs import draft_sizes
-from engine.graphs.models import why_no_prompts, why_not_model
+from engine.graphs.models import why_no_drafts, why_no_prompts, why_not_model
 from engine.graphs.piece_graphs import piece_sizes
 from engine.graphs.row_assignment import TABLE
 from engine.graphs.spread_graphs import LONGEST, spread_sizes
@@ -64,10 +64,10 @@ def why_not(
     return None if attention.is_capturable else f"attention by {attention.name} needs the host in each step"
 
 
-def why_no_pieces(config: EngineConfig, device: torch.device, model: ModelConfig | None = None) -> str | None:
-    """Return why not even the work between attentions is replayed in steps with prompts; None if it is."""
+def why_only_decodes(config: EngineConfig, device: torch.device, model: ModelConfig | None = None) -> str | None:
+    """Return why no other steps than plain decodes are replayed, not even between attentions; None if some are."""
     reason = _why_none(config, device)
-    return why_no_prompts(model) if reason is None and model is not None else reason
+    return why_no_drafts(model) if reason is None and model is not None else reason
 
 
 def _why_none(config: EngineConfig, device: torch.device) -> str | None:
@@ -128,7 +128,7 @@ def graph_bytes(
     """
     rows = sizes_up_to(config.max_running)
     decodes = DecodeSizes(rows, contexts_up_to(max_model_len, is_planned=is_planned)).all
-    widths = draft_widths(config, is_draft_model=is_draft_model) if why_no_prompts(model) is None else ()
+    widths = draft_widths(config, is_draft_model=is_draft_model) if why_no_drafts(model) is None else ()
     drafts = draft_sizes(widths, config.max_running)
     most = piece_tokens(config, model, is_draft_model=is_draft_model)
     spreads = spread_sizes(most) if spreads_prompts else []

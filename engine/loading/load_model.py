@@ -24,8 +24,8 @@ from engine.graphs.setup import (
     draft_widths,
     graph_bytes,
     piece_tokens,
-    why_no_pieces,
     why_not,
+    why_only_decodes,
 )
 from engine.graphs.step_graphs import CudaCapture
 from engine.loading.devices import device_named, dtype_of
@@ -124,9 +124,9 @@ class _Loading:
             whole, windowed = shapes(heads)
             self._backend = GroupedAttention(self._choose(whole), self._attention(windowed))
         self._not_graphed = why_not(config, self._backend, self._device, model)
-        self._not_in_pieces = why_no_pieces(config, self._device, model)
+        self._only_decodes = why_only_decodes(config, self._device, model)
         self._has_decodes = self._not_graphed is None and ranks.stage.count == 1
-        self._is_graphed = self._has_decodes or self._not_in_pieces is None
+        self._is_graphed = self._has_decodes or self._only_decodes is None
         self._reserved, self._draft_bytes = 0, draft_bytes
         if self._is_graphed:
             self._reserved = graph_bytes(
@@ -255,7 +255,7 @@ class _Loading:
         kinds: list[Graphs] = []
         if self._has_decodes:
             kinds.append(runner.add_graphs(config.max_running, capture, keeps_hidden=self._uses_mtp))
-        if self._not_in_pieces is None:
+        if self._only_decodes is None:
             widths = draft_widths(config)
             most = piece_tokens(config, self._model)
             kinds.append(runner.add_token_graphs(config.max_running, most, widths, capture))

@@ -61,7 +61,7 @@ class GatedDeltaNet(nn.Module):
         mixed, z = self.in_proj(x).tensor_split((self.shape.channels,), dim=1)
         gates = F.linear(x, self.gates_proj)
         inputs = DeltaInputs(mixed, *self._strengths(gates), z)
-        if not batch.rows:
+        if batch.pieces is None:
             return self._output(self.heads.step(inputs, state, batch.sources, batch.targets))
         gated = self.heads.run(self._with_replays(inputs, gates, state, batch), state, batch)
         if len(batch.plain):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
-from engine.attention.state_batch import StateBatch, StateRow
+from engine.attention.state_batch import StateBatch
 from engine.attention.state_slots import LayerState
 from engine.model_parts.parts import DeltaNetConfig
 from engine.models.native_delta_net import DeltaInputs
@@ -44,32 +46,45 @@ class TorchDeltaHeads:
 
     def run(self, inputs: DeltaInputs, state: LayerState, batch: StateBatch) -> torch.Tensor:
         """Implement `NativeDeltaHeads.run`."""
-        found = inputs.z.new_empty(len(inputs.z), self._shape.num_value_heads, self._shape.value_dim).float()
-        for row in batch.rows:
-            self._run_one(inputs, state, row, found[row.first : row.first + row.num_tokens])
+        pieces = batch.pieces
+        assert pieces is not None, "there is a row"
+        shape = len(inputs.mixed), self._shape.num_value_heads, self._shape.value_dim
+        found = torch.zeros(shape, device=inputs.mixed.device)
+        for begin, source, first, last in pieces.rows.tolist():
+            self._run_one(inputs, state, begin, source, pieces.pieces[first:last].tolist(), found)
+        if batch.replays is not None:
+            found = found.index_select(0, batch.replays.others)
         return self._gated(found, inputs.z)
 
-    def _run_one(self, inputs: DeltaInputs, state: LayerState, row: StateRow, found: torch.Tensor) -> None:
-        """Write a row's results to `found`, [num_tokens, num_value_heads, value_dim]."""
-        begin, num_tokens, source, kept = row.advance
-        mixed, decay, strength = (part[begin : begin + num_tokens] for part in inputs[:3])
+    def _run_one(
+        self,
+        inputs: DeltaInputs,
+        state: LayerState,
+        begin: int,
+        source: int,
+        pieces: Sequence[Sequence[int]],
+        found: torch.Tensor,
+    ) -> None:
+        """Write a row's results to `found`, [T, num_value_heads, value_dim]."""
+        own = slice(begin, begin + sum(length for _, length, _, _ in pieces))
+        if own.stop == begin:  # an empty row of a graph
+            return
+        mixed, decay, strength = (part[own] for part in inputs[:3])
         seen = torch.cat((state.inputs[source], mixed))
         # Depthwise: each channel by itself, over time.
         convolved = F.conv1d(seen.t()[None], self._conv[:, None], groups=self._shape.channels)[0].t()
         query, key, value = (part.transpose(0, 1) for part in self._split(F.silu(convolved)))
         decay, strength = decay.t(), strength.t()
-        matrices, outputs, first = state.matrices[source], [], 0
-        for end, slot in [*kept, (num_tokens, None)]:
-            part = slice(first, end)
+        matrices = state.matrices[source]
+        for first, length, _, slot in pieces:
+            part = slice(first - begin, first - begin + length)
             output, matrices = advance_by_many(
                 matrices, query[:, part], key[:, part], value[:, part], decay[:, part], strength[:, part]
             )
-            outputs.append(output)
-            first = end
-            if slot is not None:
+            found[first : first + length] = output.transpose(0, 1)
+            if slot >= 0:
                 state.matrices[slot] = matrices
-                state.inputs[slot] = seen[end : end + self._shape.kernel - 1]
-        found[:] = torch.cat(outputs, 1)[:, row.num_replayed :].transpose(0, 1)
+                state.inputs[slot] = seen[part.stop : part.stop + self._shape.kernel - 1]
 
     def _gated(self, found: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """Norm and gate the queries' results, float32 [T, num_value_heads, value_dim]; return the shape of z."""

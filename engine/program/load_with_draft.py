@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from engine.graphs.setup import capture_all, draft_widths, graph_bytes, piece_tokens, why_no_pieces
+from engine.graphs.setup import capture_all, draft_widths, graph_bytes, piece_tokens, why_only_decodes
 from engine.graphs.step_graphs import CudaCapture, CutCapture
 from engine.loading.load_model import load_model
 from engine.loading.same_vocabulary import check_same_vocabulary
@@ -66,7 +66,7 @@ def load_with_draft_model(
 
 def draft_graph_bytes(config: EngineConfig, draft: ModelRunner) -> int:
     """Return the bytes to set aside for the draft model's graphs; 0 if it gets none."""
-    if why_no_pieces(config, draft.device, draft.model_config) is not None:
+    if why_only_decodes(config, draft.device, draft.model_config) is not None:
         return 0
     size = draft.kv_dtype.itemsize
     return graph_bytes(

@@ -25,6 +25,7 @@ from engine.graphs.draft_graphs import DraftGraphs, DraftSize, draft_sizes
 from engine.graphs.piece_graphs import PieceGraphs
 from engine.graphs.row_assignment import RowLayout
 from engine.graphs.spread_graphs import LONGEST, SpreadGraphs, spread_sizes
+from engine.graphs.state_inputs import MOST_WIDTH, StateInputs
 from engine.graphs.step_graphs import Capture, CutCapture, DecodeSizes, contexts_up_to, sizes_up_to
 from engine.graphs.token_graphs import TokenGraphs
 from engine.host_tier.host_pool import HostMemory
@@ -199,7 +200,10 @@ class ModelRunner:
         drafts, spreads, pieces, num_groups = None, None, None, self.pages.num_groups
         room = self.max_model_len, self.page_size
         if sizes:
-            drafts = DraftGraphs(self._layers, sizes, *room, empty_slot, hidden, capture, num_groups)
+            states = None
+            if self.pages.states is not None:
+                states = StateInputs(max(size.rows for size in sizes), self.num_state_slots, self.device)
+            drafts = DraftGraphs(self._layers, sizes, *room, empty_slot, hidden, capture, num_groups, states)
         if self.spreads_prompts and spread_sizes(max_tokens):
             spreads = SpreadGraphs(self._layers, max_tokens, *room, empty_slot, hidden, capture)
         above = 0 if spreads is None else LONGEST
@@ -217,6 +221,8 @@ class ModelRunner:
 
     def _sizes_of_rows(self, widths: Sequence[int], max_running: int) -> list[DraftSize]:
         """Return the sizes of graphs for rows with few tokens."""
+        if self.pages.states is not None:
+            widths = [width for width in widths if width <= MOST_WIDTH]
         return draft_sizes(widths, max_running) if self.attention.captures_prompts else []
 
     @property

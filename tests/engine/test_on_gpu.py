@@ -271,6 +271,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "windows in groups": ("gemma3", {"windowed_kv": "on"}),
     "experts": ("qwen3_moe", {}),
     "recurrent states": ("qwen3_next", {}),
+    "recurrent states, drafts": ("qwen3_next", {"speculation": Speculation(adaptive=False, min_match=1)}),
     "heads of two sizes": ("gemma4_small", {}),
     "chunks": ("llama4", {}),
 }

@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu_sections.shapes import MODELS
 from engine.attention.base import AttentionBackend
 from engine.graphs import setup
-from engine.graphs.setup import capture_all, draft_widths, graph_bytes, piece_tokens, why_no_pieces, why_not
+from engine.graphs.setup import capture_all, draft_widths, graph_bytes, piece_tokens, why_not, why_only_decodes
 from engine.graphs.step_graphs import StepGraphs
 from engine.model_config.config import ModelConfig
 from engine.model_parts.experts_config import Clamp
@@ -54,13 +54,13 @@ def test_experts_are_recorded_quantized_and_clamped_ones_too(tmp_path: Path) -> 
     assert why_not(*given, clamped) is None
 
 
-def test_only_decodes_of_recurrent_models_are_recorded(tmp_path: Path) -> None:
+def test_decodes_and_drafts_of_recurrent_models_are_recorded_but_no_prompts(tmp_path: Path) -> None:
     facts = ModelConfig.from_directory(save_tiny("qwen3_5", tmp_path))
     assert why_not(EngineConfig(), backend(is_capturable=True), GPU, facts) is None
-    assert "row by row" in (why_no_pieces(EngineConfig(), GPU, facts) or "")
+    assert why_only_decodes(EngineConfig(), GPU, facts) is None
     assert piece_tokens(EngineConfig(), facts) == 0
     plain, drafting = EngineConfig(max_running=8), EngineConfig(max_running=8, speculation=Speculation())
-    assert graph_bytes(plain, facts, 2, 512) == graph_bytes(drafting, facts, 2, 512)
+    assert graph_bytes(plain, facts, 2, 512) < graph_bytes(drafting, facts, 2, 512)
 
 
 def test_an_unknown_mode_is_refused() -> None:
@@ -120,8 +120,8 @@ def test_the_memory_of_experts_kernels_and_of_their_results_is_counted(tmp_path:
 
 def test_attention_that_needs_the_host_is_left_out_of_graphs_in_pieces() -> None:
     assert why_not(EngineConfig(), backend(is_capturable=False), GPU) is not None
-    assert why_no_pieces(EngineConfig(), GPU) is None
-    assert "for GPUs" in (why_no_pieces(EngineConfig(), CPU) or "")
+    assert why_only_decodes(EngineConfig(), GPU) is None
+    assert "for GPUs" in (why_only_decodes(EngineConfig(), CPU) or "")
 
 
 class Two:

@@ -13,7 +13,7 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.attention.layer_groups import GroupedAttention, shapes
 from engine.attention.reference import ReferenceAttention
-from engine.graphs.models import why_no_prompts, why_not_model
+from engine.graphs.models import why_no_drafts, why_not_model
 from engine.loading import load_model as loading
 from engine.loading.load_model import load_model
 from engine.runner.model_runner import ModelRunner
@@ -137,7 +137,7 @@ def record_as_on_gpus(patch: pytest.MonkeyPatch) -> list[Recording]:
 
     patch.setattr(loading, "choose_backend", gathering)
     patch.setattr(loading, "why_not", lambda config, attention, device, model: why_not_model(model))
-    patch.setattr(loading, "why_no_pieces", lambda config, device, model: why_no_prompts(model))
+    patch.setattr(loading, "why_only_decodes", lambda config, device, model: why_no_drafts(model))
     patch.setattr(loading, "CudaCapture", record)
     return made
 

@@ -16,6 +16,7 @@ from engine.settings.drafting import Speculation
 from engine.values.sampling_params import SamplingParams
 from tests.engine.support.engine_run import Run
 from tests.engine.support.oracle import save_tiny
+from tests.engine.support.recorded_graphs import record_as_on_gpus
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt, run_step
 
 
@@ -54,27 +55,38 @@ def test_a_model_with_kv_in_eight_bits(tmp_path: Path, monkeypatch: pytest.Monke
     assert on_triton != tokens(model, "triton", kv_dtype="fp8")
 
 
+@pytest.mark.parametrize("is_recorded", [False, True])
 def test_a_recurrent_model_computes_prompts_and_drafts_by_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In chunks, after a prefix that another prompt begins with too, and after draft tokens, right and wrong."""
     model = str(save_tiny("qwen3_next", tmp_path))
-    config = EngineConfig(model, device="cpu", kv_pages=64, max_running=2, max_step_tokens=50)
-    text = [20, 21, 22, 23, 24, 25] * 12
+    config = EngineConfig(model, device="cpu", kv_pages=64, max_running=3, max_step_tokens=40)
+    text = [20, 21, 22, 23, 24, 25] * 8
     few = dict.fromkeys(range(20, 26), 12.0)  # so that prompt lookup has something to find
-    prompts, params = [text, [*text[:65], 31]], SamplingParams(seed=1, max_tokens=20, logit_bias=few)
+    prompts, params = [text, [*text[:41], 31], text[3:20]], SamplingParams(seed=1, max_tokens=16, logit_bias=few)
 
     def run(config: EngineConfig) -> Run:
         run = Run(config)
-        for number, prompt in enumerate(prompts):
-            run.submit(str(number), prompt, params)
-            run.finish()
+        run.submit("0", prompts[0], params)
+        run.finish()
+        for name in ("1", "2"):
+            run.submit(name, prompts[int(name)], params)
+        run.finish()
         return run
 
     expected = run(config)
     monkeypatch.setattr(delta_net, "kind_of_heads", lambda shape, conv: TritonDeltaHeads)
-    found = run(replace(config, speculation=Speculation(method="ngram", max_drafts=3, adaptive=False)))
-    for name in ("0", "1"):
+    drafting = Speculation(method="ngram", max_drafts=3, adaptive=False)
+    if is_recorded:
+        made = record_as_on_gpus(monkeypatch)
+        config = replace(config, cuda_graphs="lazy")
+    found = run(replace(config, speculation=drafting))
+    for name in ("0", "1", "2"):
         assert found.tokens(name) == expected.tokens(name)
     assert found.engine.cache.stats.hit_tokens > 0
     assert 0 < found.num_accepted < found.num_drafts
+    if is_recorded:
+        drafts = [step for step in found.steps if step.num_draft_tokens]
+        assert sum(recording.num_replayed for recording in made) > 0
+        assert sum(step.is_replayed for step in drafts) > len(drafts) / 2

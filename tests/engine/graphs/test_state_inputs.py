@@ -1,0 +1,80 @@
+"""A graph makes the same tables of recurrent states from six numbers of each row as the host does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from engine.attention.state_batch import StateBatch, StateRow
+from engine.attention.state_slots import LayerState
+from engine.graphs.state_inputs import StateInputs
+from engine.model_parts.parts import DeltaNetConfig
+from tests.engine.support.delta_nets import copy_of, layer_of
+
+WIDTH, MOST_ROWS = 4, 5
+SHAPE = DeltaNetConfig(1, 2, 8, 6, 3)
+EMPTY = 2 * MOST_ROWS
+CPU = torch.device("cpu")
+ROWS = st.lists(
+    st.tuples(st.integers(1, WIDTH), st.integers(0, WIDTH - 1), st.booleans(), st.booleans()),
+    min_size=1,
+    max_size=MOST_ROWS,
+)
+
+
+def step(batch: StateBatch) -> Any:
+    return cast(Any, SimpleNamespace(batch=SimpleNamespace(states=batch)))
+
+
+@given(ROWS, st.integers(0, 2), st.integers(0, 2**32))
+@example(
+    [(WIDTH, 0, True, False), (WIDTH, 2, True, False)], 0, 1
+)  # no padding before the last row's replayed tokens
+def test_rows_of_any_lengths_and_drafts_compute_the_same(
+    wanted: list[tuple[int, int, bool, bool]], num_empty: int, seed: int
+) -> None:
+    """Rows with and without drafts and replayed tokens, which go on in their slot or another, and empty rows."""
+    torch.manual_seed(seed)
+    rows, first, begin = [], 0, 0
+    for number, (count, num_replayed, has_drafts, moves) in enumerate(wanted):
+        source = 2 * number
+        rows.append(StateRow(first, begin, count, source, source + moves, num_replayed, has_drafts, ()))
+        first, begin = first + count, begin + num_replayed + count
+    layer = layer_of(SHAPE)
+    for weights in (layer.in_proj.weight, layer.gates_proj, layer.o_proj.weight):
+        torch.nn.init.normal_(weights, std=0.2)
+    state = LayerState(
+        torch.randn(EMPTY + 2, SHAPE.kernel - 1, SHAPE.channels),
+        torch.randn(EMPTY + 2, SHAPE.num_value_heads, SHAPE.key_dim, SHAPE.value_dim),
+        torch.randn(EMPTY + 2, WIDTH, SHAPE.channels + 2 * SHAPE.num_value_heads),
+    )
+    others = copy_of(state)
+    x = torch.randn(first, layer.in_proj.in_features)
+    batch = StateBatch.of(rows, first)
+    expected = layer(x, cast(Any, None), step(batch), state)
+
+    size = min(len(rows) + num_empty, MOST_ROWS)
+    inputs = StateInputs(MOST_ROWS, EMPTY, CPU)
+    assert inputs.fits(batch, WIDTH)
+    inputs.write(StateBatch.of((rows * MOST_ROWS)[:MOST_ROWS], 99), MOST_ROWS)  # a step before
+    inputs.write(batch, size)
+    padded = torch.cat((x, torch.randn(size * WIDTH - first, x.shape[1])))
+    found = layer(padded, cast(Any, None), step(inputs.batch(size, WIDTH)), others)
+
+    torch.testing.assert_close(found[:first], expected)
+    kept = [slot for slot in range(EMPTY + 2) if slot != EMPTY]
+    for ours, theirs in zip(others, state, strict=True):
+        torch.testing.assert_close(ours[kept], theirs[kept])
+
+
+def test_rows_that_keep_states_at_borders_or_replay_too_much_do_not_fit() -> None:
+    def fits(num_replayed: int, borders: list[tuple[int, int]]) -> bool:
+        return StateInputs.fits(StateBatch.of([StateRow(0, 0, 2, 0, 1, num_replayed, True, borders)], 2), WIDTH)
+
+    assert fits(WIDTH - 1, [])
+    assert not fits(WIDTH, []) and not fits(0, [(1, 3)])
+    assert not StateInputs.fits(StateBatch.of([], 1, [(0, 0, 0)]), WIDTH), "plain decodes have graphs of their own"
