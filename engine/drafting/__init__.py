@@ -2,7 +2,7 @@
 
     Scheduler ─ asks ─▶ Speculator ─▶ Drafter.propose      ngram.py: from the request's own text
         │                 ▲                                runner/draft_model.py: from a smaller model
-        │                 │                                runner/mtp_drafter.py: from the model's own layer
+        │                 │                                runner/layer_drafter.py: from the model's hidden states
         └─ plan, step, ───┘ how many were accepted
            apply
 

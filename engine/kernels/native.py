@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each of which includes those before it."""
-_ABI = 13
+_ABI = 14
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -90,6 +90,7 @@ class NativeLayer(Structure):
         ("down", NativeLinear),
         ("window", c_int32),
         *((name, c_int32) for name in ("rope", "table", "number")),
+        ("before", c_void_p),
     ]
 
 

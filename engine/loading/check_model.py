@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import ExitStack
 from pathlib import Path
 
 from engine.gguf.files import SUFFIX
+from engine.loading.eagle3_targets import check_eagle3, eagle3_targets
+from engine.loading.mapped_tensors import open_tensors
 from engine.loading.model_settings import check_encoder_settings, check_recurrent, max_model_len
 from engine.loading.mtp_targets import check_mtp, check_mtp_tensors
 from engine.loading.unused_tensors import unused_encoder_tensors, unused_tensors
 from engine.model_config.any_model import model_facts
 from engine.model_config.config import ModelConfig
+from engine.model_config.eagle3 import Eagle3Config
 from engine.model_config.encoder import EncoderConfig
 from engine.model_config.tasks import Task, tasks_of
 from engine.model_files.model_directory import described_on_hub, gguf_on_hub, local_model
@@ -30,8 +34,36 @@ def check_model(config: EngineConfig) -> None:
     there, only its name.
     """
     _check_one(config)
-    if config.speculation is not None and config.speculation.model is not None:
-        _check_one(config.of_draft_model(config.speculation.model))
+    settings = config.speculation
+    if settings is None or settings.model is None:
+        return
+    if settings.method == "draft_model":
+        _check_one(config.of_draft_model(settings.model))
+    else:
+        _check_eagle3(config, settings.model)
+
+
+def _check_eagle3(config: EngineConfig, name: str) -> None:
+    """Check an EAGLE-3 checkpoint; of one on the hub only its configuration, and whether there are weights."""
+    check_eagle3(config)
+    directory, names = local_model(name), None
+    if directory is None:
+        directory, names = described_on_hub(name)
+    eagle = Eagle3Config.from_directory(directory)
+    if (model := _described(config)) is not None:
+        eagle.check_fits(model)
+    files = weight_files(directory, names)
+    if names is None:
+        with ExitStack() as stack:
+            eagle3_targets(eagle, open_tensors(files, stack, is_read=False))
+
+
+def _described(config: EngineConfig) -> ModelConfig | None:
+    """Return the model's configuration; None for a GGUF file on the hub, which would have to be downloaded."""
+    directory = local_model(config.model, config.model_revision)
+    if directory is None and not config.model.endswith(SUFFIX):
+        directory, _ = described_on_hub(config.model, config.model_revision)
+    return None if directory is None else ModelConfig.from_directory(directory)
 
 
 def _check_one(config: EngineConfig) -> None:

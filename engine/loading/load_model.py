@@ -67,16 +67,17 @@ def load_model(
     ranks: Collective = ALONE,
     *,
     draft_bytes: int = 0,
+    inner_layers: tuple[int, ...] = (),
     load_weights: Callable[..., Decoder] = load_decoder,
 ) -> ModelRunner:
     """Load the model that `config` names and allocate its KV pages. Raises ModelLoadError, ValueError.
 
     `draft_kv_bytes`: bytes that another model keeps for each token in the pages; `draft_bytes`: other bytes of
     the device that it will take. With several `ranks`, all of them call this together and each loads its share.
-    `load_weights` has the signature of `load_decoder`.
+    `inner_layers` are those of `Decoder.inner_layers`. `load_weights` has the signature of `load_decoder`.
     """
     torch.set_num_threads(config.threads or default_threads(ranks.size))
-    loading = _Loading(config, draft_kv_bytes, ranks, draft_bytes)
+    loading = _Loading(config, draft_kv_bytes, ranks, draft_bytes, inner_layers)
     small = loading.with_a_page(load_weights)
     loading.compile_kernels(small)
     runner, is_graphed = loading.with_all_pages(small)
@@ -96,8 +97,16 @@ def load_model(
 class _Loading:
     """The settings resolved for this model on this device, and the steps from there to a runner."""
 
-    def __init__(self, config: EngineConfig, draft_kv_bytes: int, ranks: Collective, draft_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        draft_kv_bytes: int,
+        ranks: Collective,
+        draft_bytes: int = 0,
+        inner_layers: tuple[int, ...] = (),
+    ) -> None:
         self._config, self._draft_kv_bytes, self._ranks = config, draft_kv_bytes, ranks
+        self._inner_layers = inner_layers
         self._device = device_named(config.device)
         self._directory: Path = resolve_model(config.model, config.model_revision)
         self._whole = ModelConfig.from_directory(self._directory)
@@ -138,10 +147,6 @@ class _Loading:
                 spreads_prompts=self._backend.spreads_prompts,
                 num_groups=self._num_groups,
             )
-
-    @property
-    def _uses_mtp(self) -> bool:
-        return self._config.speculation is not None and self._config.speculation.method == "mtp"
 
     def _kinds(self) -> dict[KVShape, AttentionShape]:
         """Return the shape of attention for each kind of heads that the model's layers have."""
@@ -254,7 +259,8 @@ class _Loading:
         config, capture = self._config, CudaCapture(self._device)
         kinds: list[Graphs] = []
         if self._has_decodes:
-            kinds.append(runner.add_graphs(config.max_running, capture, keeps_hidden=self._uses_mtp))
+            keeps_hidden = config.speculation is not None and config.speculation.reads_hidden
+            kinds.append(runner.add_graphs(config.max_running, capture, keeps_hidden=keeps_hidden))
         if self._only_decodes is None:
             widths = draft_widths(config)
             most = piece_tokens(config, self._model)
@@ -315,8 +321,9 @@ class _Loading:
             ranks=self._ranks,
             needs_head=tasks_of(config.tasks, self._directory) != ("embed",),
             keeps_blocks=is_native and config.quantization is None,
-            uses_mtp=self._uses_mtp,
+            uses_mtp=config.speculation is not None and config.speculation.method == "mtp",
         )
+        decoder.inner_layers = self._inner_layers
         return NativeDecoder(decoder, self._dtype, config.quantization) if is_native else decoder
 
     def _check_quantization(self, not_native: str) -> None:

@@ -200,6 +200,9 @@ class Decoder(nn.Module):
         self._ranks, self._rotations = ranks, config.rotations
         self.first_layer = 0
         """Number of layers on earlier stages."""
+        self.inner_layers: tuple[int, ...] = ()
+        """Layers before which the residual stream is a part of the hidden states too: [N, hidden_size] after the
+        last layer, then as much for each of these."""
         self._embedding_scale = None if config.embedding_scale == 1 else config.embedding_scale
         self.operations: Callable[[AttentionBatch], Operations] | None = None
         """Makes a step's operations; selected for the device at the first step."""
@@ -239,7 +242,7 @@ class Decoder(nn.Module):
         self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages, received: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Map int64 [N] token ids of a step, or the hidden states `received` from the stage before, to hidden
-        states [N, hidden_size]; writes the tokens' KV.
+        states [N, hidden_size], or more with `inner_layers`; writes the tokens' KV.
         """
         x = self._embedded(token_ids) if received is None else received
         if self.operations is None:
@@ -247,16 +250,23 @@ class Decoder(nn.Module):
             self.operations = operations_for(Rotary.of(ropes, turned, x.dtype, x.device))
         steps = steps_of(step)
         operations = [self.operations(each.batch) for each in steps]
-        branch = None
+        branch, inner = None, list[torch.Tensor]()
         owns: Sequence[torch.Tensor | None] = [None] * len(self.layers)
         if self.inputs is not None:
             start = x if received is None else self._embedded(token_ids)
             owns = self.inputs(token_ids, start).unbind(1)[self.first_layer :]
         for index, (layer, own) in enumerate(zip(self.layers, owns, strict=False)):
             group = pages.places[index].group
+            if index in self.inner_layers:
+                # Later layers may add to x in place.
+                inner.append(x.clone() if branch is None else self._added(x, branch))
             x, branch = layer(x, branch, operations[group], steps[group], pages.memory(index), own)
         if self.expert_load is not None:
             self.expert_load.add(whole_slots(steps[0]))
+        x = self._added(x, branch)
+        return torch.cat((x, *inner), -1) if inner else x
+
+    def _added(self, x: torch.Tensor, branch: torch.Tensor | None) -> torch.Tensor:
         if branch is None:
             return x
         return x + (branch if self.config.norms.after else self._ranks.sum(branch))
@@ -266,18 +276,20 @@ class Decoder(nn.Module):
         return x if self._embedding_scale is None else x * self._embedding_scale
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map hidden states [R, hidden_size] to float32 of the same shape, normed as for logits."""
+        """Map hidden states of R tokens to float32 [R, hidden_size], normed as for logits."""
         return self._norm(hidden).float()
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [R, hidden_size] to float32 [R, vocab_size], in `out` if it is given. Pass only rows that sample."""
+        """Map hidden states of R tokens to float32 [R, vocab_size], in `out` if it is given. Pass only rows that
+        sample.
+        """
         table = self.embed.weight if self.lm_head is None else self.lm_head.weight
         product = multiply(self._norm(hidden), table, None, self.head_few_rows)
         found = self._ranks.columns(product, self.config.vocab_size)
         return scaled_logits(found.float() if out is None else out.copy_(found), self.config.scales)
 
     def _norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        return normed_by(self.norm, hidden)
+        return normed_by(self.norm, hidden[:, : self.config.hidden_size] if self.inner_layers else hidden)
 
 
 def normed_by(norm: nn.RMSNorm, hidden: torch.Tensor) -> torch.Tensor:

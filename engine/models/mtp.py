@@ -18,10 +18,12 @@ from engine.attention.base import AttentionStep
 from engine.attention.kv_pages import KVPages
 from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder, normed_by
+from engine.models.draft_layer import DraftLayer
+from engine.models.native_decoder import NativeDecoder
 
 
-class MTPDecoder(Decoder):
-    """A decoder of this one layer. It has no tables until it shares those of the model (`share_tables`)."""
+class MTPDecoder(DraftLayer):
+    """Implements `DraftLayer`. It has no tables until it shares those of the model."""
 
     def __init__(self, config: ModelConfig) -> None:
         """`config` is that of `engine.loading.load_mtp.mtp_config`."""
@@ -33,10 +35,6 @@ class MTPDecoder(Decoder):
         del self.embed
         self.lm_head = None
 
-    def share_tables(self, model: Decoder) -> None:
-        """Use the embedding table and the output head of the model."""
-        self.embed, self.lm_head, self.head_few_rows = model.embed, model.lm_head, model.head_few_rows
-
     def forward(
         self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages, received: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -45,3 +43,11 @@ class MTPDecoder(Decoder):
         embedded = normed_by(self.embedding_norm, self._embedded(token_ids))
         both = torch.cat((embedded, normed_by(self.hidden_norm, received)), -1)
         return super().forward(token_ids, step, pages, self.projection(both))
+
+    def states_of(self, model: Decoder | NativeDecoder, hidden: torch.Tensor) -> torch.Tensor:
+        """Implement `DraftLayer.states_of`."""
+        return model.normed(hidden).to(self.projection.weight.dtype)
+
+    def continuing(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Implement `DraftLayer.continuing`."""
+        return self.normed(hidden).to(hidden.dtype)

@@ -81,7 +81,8 @@ class NativeDecoder:
         """Pack the weights of `decoder`, float32 or bfloat16 (`dtype`) on a CPU. Each layer's original weights are
         freed once packed, so that memory never holds all of them twice. Raises native.NativeUnavailable.
         """
-        self.config = config = decoder.config
+        self.config, self.inner_layers = decoder.config, decoder.inner_layers
+        config = self.config
         self._quantization = quantization
         self._dtype = dtype
         self._kernels = native.kernels(self._dtype)
@@ -136,7 +137,7 @@ class NativeDecoder:
         self._norm = decoder.norm.weight.detach().float().contiguous()
         self._workspace = native.Workspace()
         self._places: Sequence[Place] = ()
-        self._hidden = torch.empty(0, config.hidden_size)
+        self._hidden = torch.empty(1 + len(self.inner_layers), 0, config.hidden_size)
         self._logits = torch.empty(0, config.vocab_size)
 
     @property
@@ -148,7 +149,7 @@ class NativeDecoder:
         self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages, received: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Map int64 [N] token ids, or the hidden states `received` from the stage before, to hidden states,
-        float32 [N, hidden_size], which the next call overwrites.
+        float32 [N, hidden_size], or more with `Decoder.inner_layers`, which the next call overwrites.
         """
         kernels, threads = self._kernels, torch.get_num_threads()
         if self._places is not pages.places:
@@ -160,14 +161,18 @@ class NativeDecoder:
         arguments = ctypes.byref(self._model), ctypes.byref(batches)
         size = kernels.forward_bytes(*arguments, threads)
         num_tokens = token_ids.shape[0]
-        if self._hidden.shape[0] < num_tokens:
-            self._hidden = torch.empty(num_tokens * 5 // 4, self.config.hidden_size)
+        if self._hidden.shape[1] < num_tokens:
+            self._hidden = torch.empty(len(self._hidden), num_tokens * 5 // 4, self.config.hidden_size)
+            for layer, inner in zip(self.inner_layers, self._hidden[1:], strict=True):
+                self._layers[layer].before = inner.data_ptr()
         if received is not None:
-            self._hidden[:num_tokens] = received
+            self._hidden[0, :num_tokens] = received
         kernels.forward(
             *arguments, ctypes.byref(layers), self._workspace.address(size), self._hidden.data_ptr(), threads
         )
-        return self._hidden[:num_tokens]
+        if not self.inner_layers:
+            return self._hidden[0, :num_tokens]
+        return torch.cat([*self._hidden[:, :num_tokens]], -1)
 
     def _follow(self, pages: KVPages) -> None:
         """Update the addresses of the layers' pages."""
@@ -176,11 +181,14 @@ class NativeDecoder:
         self._model.num_tables, self._places = pages.num_groups, pages.places
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map hidden states [R, hidden_size] to float32 of the same shape, normed as for logits."""
-        return torch.nn.functional.rms_norm(hidden.float(), self._norm.shape, self._norm, self.config.stream_eps)
+        """Map hidden states of R tokens to float32 [R, hidden_size], normed as for logits."""
+        last = hidden[:, : self.config.hidden_size].float()
+        return torch.nn.functional.rms_norm(last, self._norm.shape, self._norm, self.config.stream_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map [R, hidden_size] to float32 [R, vocab_size], which the next call overwrites."""
+        """Map hidden states of R tokens to float32 [R, vocab_size], which the next call overwrites."""
+        if self.inner_layers:
+            hidden = hidden[:, : self.config.hidden_size]
         rows, hidden = hidden.shape[0], hidden.contiguous()
         if self._logits.shape[0] < rows:
             self._logits = torch.empty(rows * 5 // 4 + 1, self.config.vocab_size)

@@ -110,7 +110,7 @@ class Engine:
         rank_group: RankGroup | None = None,
         device: DeviceThread[Any] | None = None,
     ) -> None:
-        """`drafter` is needed if `config.speculation` asks for a draft model or MTP. `rank_group` holds the
+        """`drafter` is needed if `config.speculation` asks for a draft model or a layer. `rank_group` holds the
         model's other ranks: the loop ends when one of them ends, and they end with this engine. `device` is the
         thread that loaded the model and runs its steps; None leaves the choice to the loop. Raises ValueError.
         """
@@ -370,10 +370,10 @@ def _load(
 
     if config.speculation is None or config.speculation.method == "ngram":
         return load_runner.load_runner(config, launcher=launcher), None
-    if config.speculation.method == "mtp":
-        from engine.program.load_with_mtp import load_with_mtp
+    if config.speculation.reads_hidden:
+        from engine.program.load_with_layer import load_with_layer
 
-        return load_with_mtp(config)
+        return load_with_layer(config)
     from engine.program.load_with_draft import load_with_draft_model
 
     return load_with_draft_model(config, launcher)

@@ -1,13 +1,13 @@
-"""The hidden states of each request's last computed tokens, from which an MTP layer drafts.
+"""The states of each request's last computed tokens that a layer drafts from.
 
-step's hidden states    [ request a | b | c c c c ... ]      copied, because the next step overwrites them
+step's hidden states    [ request a | b | c c c c ... ]      mapped to the states that the layer reads
 kept of each request    [ piece | piece | piece ]            consecutive positions, at most `most` of them
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -19,7 +19,7 @@ from engine.values.request import Request
 
 
 class _Piece(NamedTuple):
-    """Hidden states of consecutive positions."""
+    """States of consecutive positions."""
 
     start: int
     rows: torch.Tensor
@@ -36,19 +36,20 @@ class HiddenStates:
     forgets a request that no longer exists.
     """
 
-    def __init__(self, most: int) -> None:
-        """`most`: how many positions of a request are kept."""
-        self._most = most
+    def __init__(self, most: int, states_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """most: how many positions of a request are kept; states_of: maps hidden states of a step, [N,
+        hidden_width], which the next one overwrites, to those to keep, [N, hidden_size].
+        """
+        self._most, self._states_of = most, states_of
         self._kept: WeakKeyDictionary[Request, deque[_Piece]] = WeakKeyDictionary()
 
     def add(self, chunks: Sequence[Chunk], hidden: torch.Tensor) -> None:
-        """Add the hidden states [N, hidden_size] of a step's tokens."""
+        """Add the states of a step's tokens; `hidden` is [N, hidden_width]."""
         counts = [min(chunk.num_tokens, self._most) for chunk in chunks]
         ends = [*accumulate(chunk.num_tokens for chunk in chunks)]
-        if sum(counts) == len(hidden):
-            rows = hidden.clone()
-        else:
-            rows = torch.cat([hidden[end - count : end] for end, count in zip(ends, counts, strict=True)])
+        if sum(counts) < len(hidden):
+            hidden = torch.cat([hidden[end - count : end] for end, count in zip(ends, counts, strict=True)])
+        rows = self._states_of(hidden)
         for chunk, piece in zip(chunks, rows.split(counts), strict=True):
             self._append(chunk.request, _Piece(chunk.start + chunk.num_tokens - len(piece), piece))
 
@@ -58,7 +59,7 @@ class HiddenStates:
         return pieces[0].start if pieces else request.num_tokens - 1
 
     def take(self, request: Request, start: int, count: int) -> list[torch.Tensor]:
-        """Return the hidden states of `count` positions from `start` on, in parts, and drop all before the last of
+        """Return the states of `count` positions from `start` on, in parts, and drop all before the last of
         these. Each is [n, hidden_size].
         """
         pieces, end = self._kept[request], start + count

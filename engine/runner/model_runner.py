@@ -106,7 +106,7 @@ class ModelRunner:
         self._decodes: DecodeGraphs | None = None
         self._others: TokenGraphs | None = None
         self.on_hidden: Callable[[Sequence[Chunk], torch.Tensor], None] | None = None
-        """Called with the chunks of each step and the hidden states of their tokens, [N, hidden_size], which the
+        """Called with the chunks of each step and the hidden states of their tokens, [N, hidden_width], which the
         next step overwrites."""
         self._of_rows: torch.Tensor | None = None  # the hidden states of the decodes that a graph replays
 
@@ -166,7 +166,7 @@ class ModelRunner:
             self.num_state_slots,
         )
         if keeps_hidden:
-            shape = layout.max_rows, self.model_config.hidden_size
+            shape = layout.max_rows, self.hidden_width
             self._of_rows = torch.zeros(shape, dtype=self._decoder_type, device=self.device)
         choose = graph_chooser_for(self.device)
         self._decodes = DecodeGraphs(
@@ -196,7 +196,7 @@ class ModelRunner:
         is_plain = heads.latent is None and config.chunk is None
         sizes = self._sizes_of_rows(widths, max_running)
         most = max([max_tokens, *(size.num_tokens for size in sizes)])
-        hidden = torch.zeros(most, config.hidden_size, dtype=self._decoder_type, device=self.device)
+        hidden = torch.zeros(most, self.hidden_width, dtype=self._decoder_type, device=self.device)
         drafts, spreads, pieces, num_groups = None, None, None, self.pages.num_groups
         room = self.max_model_len, self.page_size
         if sizes:
@@ -213,6 +213,11 @@ class ModelRunner:
             pieces = PieceGraphs(decoder, max_tokens, *shape, empty_slot, hidden, capture, num_groups, above)
         self._others = TokenGraphs(drafts, spreads, pieces)
         return self._others
+
+    @property
+    def hidden_width(self) -> int:
+        """Numbers of a token's hidden states (`Decoder.inner_layers`)."""
+        return self.model_config.hidden_size * (1 + len(self.decoder.inner_layers))
 
     @property
     def _decoder_type(self) -> torch.dtype:
@@ -346,7 +351,7 @@ class ModelRunner:
         *,
         is_replayed: bool,
     ) -> LaunchedStep:
-        """Launch what follows the hidden states of a step's tokens, [N, hidden_size]. Waits only for values that
+        """Launch what follows the hidden states of a step's tokens, [N, hidden_width]. Waits only for values that
         the host needs: of tokens before, and of log-probabilities and pooled tokens.
         """
         vocab_size = self.model_config.vocab_size

@@ -165,6 +165,15 @@ static void add_phase(ThreadTeam *team, const Model *model, const Linear *linear
         add_rows(team, model, buffers->branch, weight, rows, buffers);
 }
 
+/* Copy the stream to `to`, float32 [rows][hidden]. */
+static void copy_phase(ThreadTeam *team, const Model *model, const float *x, int rows, float *to)
+{
+    size_t hidden = model->hidden;
+    for (int row; (row = team_take(team, rows)) < rows;)
+        memcpy(to + row * hidden, x + row * hidden, hidden * sizeof(float));
+    team_barrier(team);
+}
+
 static void embed_token(const Model *model, int64_t id, float *x)
 {
     if (!model->embed) {
@@ -245,6 +254,8 @@ static void run_layer(ThreadTeam *team, const Model *model, const Layer *layer, 
 {
     int rows = batch->num_tokens, hidden = model->hidden, attended = model->num_heads * model->head_dim;
     AttentionShape shape = shape_of(model, layer);
+    if (layer->before)
+        copy_phase(team, model, buffers->x, rows, layer->before);
     norm_phase(team, model, buffers->x, layer->input_norm, rows, buffers->normed);
     NAME(linear)(team, &layer->qkv, buffers->normed, hidden, rows, TO_FLOATS, buffers->qkv, layer->qkv.outputs);
     team_barrier(team);

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 13 /* engine/kernels/native.py expects the same: raise both when a struct or a call changes. */
+#define RAYDIX_ABI 14 /* engine/kernels/native.py expects the same: raise both when a struct or a call changes. */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
@@ -73,6 +73,7 @@ typedef struct {
     int32_t rope;                             /* number of its rotation */
     int32_t table;                            /* number of the batch with its block table and slots */
     int32_t number;                           /* its pages begin at layer_stride times this */
+    float *before;                            /* [num_tokens][hidden] gets the stream before the layer, or NULL */
 } Layer;
 
 typedef struct {

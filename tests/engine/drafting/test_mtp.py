@@ -23,9 +23,9 @@ from engine.loading.check_model import check_model
 from engine.loading.load_model import load_model
 from engine.models.mtp import MTPDecoder
 from engine.program.engine import Engine
-from engine.program.load_with_mtp import load_with_mtp
+from engine.program.load_with_layer import load_with_layer
 from engine.runner.hidden_states import HiddenStates
-from engine.runner.mtp_drafter import MTPDrafter
+from engine.runner.layer_drafter import LayerDrafter
 from engine.settings.config import EngineConfig
 from engine.values.plan import Chunk, StepPlan
 from engine.values.request import Request
@@ -60,7 +60,7 @@ def request(tokens: Sequence[int], name: str = "r") -> Request:
 
 @pytest.mark.parametrize("family", NAMES)
 def test_drafts_are_the_layer_s_predictions(model: Tiny, family: str) -> None:
-    runner, drafter = load_with_mtp(config_for(model(family)))
+    runner, drafter = load_with_layer(config_for(model(family)))
     one = request(range(30, 57))
     result = runner.run(StepPlan((Chunk(one, 0, 27, one.tokens, [0, 1, 2], True),)))
     one.tokens += result.token_ids
@@ -74,7 +74,7 @@ class Watched:
         """Only one in `every` steps may have draft tokens."""
         self.run = Run(config)
         drafter = self.run.engine.scheduler.speculator.drafter
-        assert isinstance(drafter, MTPDrafter)
+        assert isinstance(drafter, LayerDrafter)
         self.drafter = drafter
         self.drafts: list[tuple[list[int], int, list[int]]] = []
         propose, calls = drafter.propose, itertools.count()
@@ -213,7 +213,7 @@ def test_a_context_begins_where_hidden_states_are_known(model: Tiny) -> None:
 
 
 def test_a_request_that_was_not_drafted_for_continues_where_hidden_states_are_known(model: Tiny) -> None:
-    runner, drafter = load_with_mtp(
+    runner, drafter = load_with_layer(
         config_for(model("glm4_moe"), speculation=Speculation("mtp", max_prefill_tokens=6))
     )
     one = request(range(30, 57))
@@ -237,7 +237,7 @@ def test_a_request_that_was_not_drafted_for_continues_where_hidden_states_are_kn
 
 def test_without_hidden_states_nothing_is_drafted(model: Tiny) -> None:
     """As after KV came from elsewhere: once a step has computed a token, there are drafts."""
-    runner, drafter = load_with_mtp(config_for(model("glm4_moe")))
+    runner, drafter = load_with_layer(config_for(model("glm4_moe")))
     one = request(range(30, 57))
     assert [list(draft) for draft in drafter.propose([one], [3])] == [[]]
     one.tokens += runner.run(StepPlan((Chunk(one, 0, 27, one.tokens, [0, 1, 2], True),))).token_ids
@@ -251,7 +251,7 @@ def test_the_layer_is_reported_as_unused_only_where_it_is(
 ) -> None:
     caplog.set_level("INFO")
     config = config_for(model(family))
-    load_with_mtp(config)
+    load_with_layer(config)
     assert "not used of" in caplog.text and "tensors: " not in caplog.text
     load_model(dataclasses.replace(config, speculation=None))
     assert f"tensors: {NAMES[family][0].split('.')[0]}." in caplog.text
@@ -282,7 +282,7 @@ def chunk(one: Request, positions: range) -> Chunk:
 
 
 def test_hidden_states_of_wrong_draft_tokens_are_replaced() -> None:
-    hidden, one, other = HiddenStates(8), request([1] * 20), request([2] * 20)
+    hidden, one, other = HiddenStates(8, torch.clone), request([1] * 20), request([2] * 20)
     hidden.add([chunk(one, range(4)), chunk(other, range(2))], torch.cat((states(range(4)), states(range(2)))))
     hidden.add([chunk(one, range(2, 5))], states(range(2, 5)) + 100)
     assert kept(hidden, one, 0, 5) == [0, 1, 102, 103, 104]
@@ -290,7 +290,7 @@ def test_hidden_states_of_wrong_draft_tokens_are_replaced() -> None:
 
 
 def test_only_the_last_hidden_states_are_kept_and_those_before_a_gap_are_dropped() -> None:
-    hidden, one = HiddenStates(3), request([1] * 20)
+    hidden, one = HiddenStates(3, torch.clone), request([1] * 20)
     hidden.add([chunk(one, range(7))], states(range(7)))
     assert hidden.first(one) == 4
     hidden.add([chunk(one, range(7, 8))], states(range(7, 8)))
@@ -301,7 +301,7 @@ def test_only_the_last_hidden_states_are_kept_and_those_before_a_gap_are_dropped
 
 
 def test_hidden_states_are_copied_and_end_with_their_request() -> None:
-    hidden, one, rows = HiddenStates(8), request([1] * 20), states(range(3))
+    hidden, one, rows = HiddenStates(8, torch.clone), request([1] * 20), states(range(3))
     hidden.add([chunk(one, range(3))], rows)
     rows.zero_()
     assert kept(hidden, one, 0, 3) == [0, 1, 2]

@@ -1,7 +1,7 @@
-"""Drafts with a model's own layer for multi-token prediction (`engine/models/mtp.py`).
+"""Drafts with a layer that reads the model's hidden states (`engine/models/draft_layer.py`).
 
-It is a draft model whose input at position i is the token there and the model's hidden state at i - 1. After the
-last known token, its own hidden states continue:
+It is a draft model whose input at position i is the token there and the model's state at i - 1. After the last
+known token, its own states continue:
 
     request.tokens           t0   t1   t2   t3 | draft tokens
     the model's states       h0   h1   h2      |
@@ -15,11 +15,11 @@ context begins after the gap; positions only matter relative to each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
-from engine.models.mtp import MTPDecoder
+from engine.models.draft_layer import DraftLayer
 from engine.runner.draft_model import DraftModel, Follower
 from engine.runner.hidden_states import HiddenStates
 from engine.runner.model_runner import ModelRunner
@@ -27,44 +27,43 @@ from engine.values.plan import StepPlan, StepResult
 from engine.values.request import Request
 
 
-class MTPRunner(ModelRunner):
-    """Runs an MTP layer, with KV pages of its own."""
+class LayerRunner(ModelRunner):
+    """Runs the layer, with KV pages of its own."""
 
     @torch.inference_mode()
     def predict(self, plan: StepPlan, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute a plan; `before` are the normed hidden states at the position before each token, [N,
-        hidden_size]. Returns the logits, float32, and the normed hidden states of the tokens that sample.
+        """Compute a plan; `before` are the states at the position before each token, [N, hidden_size]. Returns the
+        logits, float32, and the layer's own states of the tokens that sample.
         """
         step = self.read(plan, self.device)
-        assert step.batch is not None and isinstance(self.decoder, MTPDecoder)
+        assert step.batch is not None and isinstance(self.decoder, DraftLayer)
         self._copy_pages(step)
         hidden = step.sampling(self.decoder(step.ids, self._prepare(step.batch), self.pages, before))
-        return self.decoder.logits(hidden), self.decoder.normed(hidden).to(before.dtype)
+        return self.decoder.logits(hidden), self.decoder.continuing(hidden)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a plan as if all hidden states before were zero, and sample nothing: a warm-up."""
+        """Compute a plan as if all states before were zero, and sample nothing: a warm-up."""
         shape = plan.num_tokens, self.model_config.hidden_size
         self.predict(plan, torch.zeros(shape, dtype=self.kv_dtype, device=self.device))
         return StepResult((), ())
 
 
-class MTPDrafter(DraftModel):
-    """Drafts with an MTP layer. Requests that begin alike share its KV."""
+class LayerDrafter(DraftModel):
+    """Drafts with the layer. Requests that begin alike share its KV."""
 
     reuses_drafts = False
 
     def __init__(
         self,
-        runner: MTPRunner,
+        runner: LayerRunner,
         hidden: HiddenStates,
-        norm: Callable[[torch.Tensor], torch.Tensor],
         eos_token_ids: Collection[int],
         max_prefill_tokens: int,
     ) -> None:
-        """`norm`: the model's last norm, which returns float32; the others as for `DraftModel`."""
+        """`hidden`: the model's states; the other arguments as for `DraftModel`."""
         super().__init__(runner, eos_token_ids, max_prefill_tokens)
-        self._layer, self._hidden, self._norm = runner, hidden, norm
-        self._own: dict[str, torch.Tensor] = {}  # the layer's last hidden state of each request that drafts
+        self._layer, self._hidden = runner, hidden
+        self._own: dict[str, torch.Tensor] = {}  # the layer's last state of each request that drafts
 
     def _follow(self, request: Request) -> Follower:
         follower = super()._follow(request)
@@ -94,7 +93,7 @@ class MTPDrafter(DraftModel):
                 for follower, chunk in zip(batch, plan.chunks, strict=True)
                 for part in self._hidden.take(follower.request, chunk.start + follower.first - 1, chunk.num_tokens)
             ]
-            before = self._norm(torch.cat(parts)).to(self._layer.kv_dtype)
+            before = torch.cat(parts)
         logits, own = self._layer.predict(plan, before)
         self._own = {
             chunk.request.request_id: row for chunk, row in zip(plan.sampling_chunks, own.split(1), strict=True)

@@ -1,0 +1,97 @@
+"""Loads a model and a layer that drafts from its hidden states on one device, with KV pages for both."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine.attention.base import AttentionShape, choose_backend
+from engine.attention.kv_pages import KVPages
+from engine.graphs.setup import piece_tokens
+from engine.loading.devices import device_named, dtype_of
+from engine.loading.draft_layers import share_tables
+from engine.loading.eagle3_targets import check_eagle3
+from engine.loading.load_eagle3 import load_eagle3
+from engine.loading.load_model import load_model
+from engine.loading.load_mtp import load_mtp
+from engine.loading.model_settings import max_model_len
+from engine.loading.mtp_targets import check_mtp
+from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
+from engine.model_config.config import ModelConfig
+from engine.model_config.eagle3 import Eagle3Config
+from engine.model_files.model_directory import resolve_model
+from engine.models.draft_layer import DraftLayer
+from engine.runner.hidden_states import HiddenStates
+from engine.runner.layer_drafter import LayerDrafter, LayerRunner
+from engine.runner.model_runner import ModelRunner
+from engine.settings.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+
+def load_with_layer(config: EngineConfig) -> tuple[ModelRunner, LayerDrafter]:
+    """Load the model that `config` names, and the layer that its `speculation` names. Raises ModelLoadError,
+    ValueError.
+
+    The layer's weights are loaded first, so that KV gets the memory that both leave free. If the layer has as many
+    pages as the model, a page counts with the memory of both.
+    """
+    settings = config.speculation
+    assert settings is not None
+    directory, device = resolve_model(config.model, config.model_revision), device_named(config.device)
+    model = ModelConfig.from_directory(directory)
+    check_mtp(config, model)
+    check_eagle3(config)
+    limit = max_model_len(config, model)
+    model, dtype = model.for_context(limit).on(device.type), dtype_of(config.dtype, model.dtype, device)
+    decoder, inner_layers, most = _load_layer(config, directory, model, limit, dtype, device)
+    layer, windows = decoder.config, decoder.config.windows
+    shape = AttentionShape.of(layer.attention, windows, config.page_tokens, dtype, is_cascade=False)
+    attention = choose_backend(config.attention, shape, dtype, device)
+    pages = KVPages.of(layer, 1, config.page_size, dtype, device)
+    drafting = LayerRunner(layer, decoder, attention, pages)
+    drafting.max_model_len = most
+    kept = config.max_running * settings.max_prefill_tokens * layer.hidden_size
+    inner = (config.max_running + piece_tokens(config, model)) * len(inner_layers) * model.hidden_size  # of graphs
+    draft_bytes = (kept + inner) * dtype.itemsize
+    if settings.kv_pages is not None:
+        runner = load_model(config, draft_bytes=draft_bytes, inner_layers=inner_layers)
+        num_pages = settings.kv_pages
+    else:
+        per_token = drafting.kv_bytes_per_token
+        runner = load_model(config, per_token, draft_bytes=draft_bytes, inner_layers=inner_layers)
+        num_pages = runner.num_pages
+    hidden = HiddenStates(settings.max_prefill_tokens, lambda found: decoder.states_of(runner.decoder, found))
+    runner.on_hidden = hidden.add
+    share_tables(decoder, runner.decoder, directory, dtype, device)
+    drafting = drafting.with_pages(num_pages)
+    steps = [*warm_steps(min(config.max_step_tokens, settings.max_prefill_tokens), most, config.page_tokens)]
+    compile_kernels(drafting, iter(steps), device)
+    warm_up(drafting, iter(steps), device)
+    return runner, LayerDrafter(drafting, hidden, model.eos_token_ids, settings.max_prefill_tokens)
+
+
+def _load_layer(
+    config: EngineConfig, directory: Path, model: ModelConfig, limit: int, dtype: torch.dtype, device: torch.device
+) -> tuple[DraftLayer, tuple[int, ...], int]:
+    """Load the layer. Returns it, the model's `Decoder.inner_layers` that it reads, and its longest context."""
+    settings = config.speculation
+    assert settings is not None
+    if settings.model is None:
+        return load_mtp(directory, model, dtype, device, fp8=config.quantization == "fp8"), (), limit
+    files = resolve_model(settings.model)
+    eagle = Eagle3Config.from_directory(files)
+    eagle.check_fits(model)
+    inner, longest = eagle.inner_layers(model), min(limit, eagle.layer.max_position_embeddings)
+    eagle = replace(eagle, layer=eagle.layer.for_context(longest))
+    logger.info(
+        "%s drafts from states of the model after %s of its %d layers, and for requests of up to %d tokens",
+        settings.model,
+        ", ".join(map(str, inner)),
+        model.num_layers,
+        longest,
+    )
+    return load_eagle3(files, eagle, dtype, device), inner, longest
