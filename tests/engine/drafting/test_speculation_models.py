@@ -20,6 +20,7 @@ from engine.runner.draft_model import DraftModel
 from engine.scheduling.stats import StepStats
 from engine.settings.config import EngineConfig
 from engine.values.sampling_params import SamplingParams
+from tests.engine.support.eagle3_models import save_eagle3
 from tests.engine.support.engine_run import Run
 from tests.engine.support.mtp_models import save_with_mtp
 from tests.engine.support.oracle import VOCAB, oracle_logits, save_tiny
@@ -37,13 +38,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "smaller": save_tiny("qwen3", directory / "smaller", seed=3, num_hidden_layers=1),
         "stranger": save_tiny("llama2", directory / "stranger", vocab_size=VOCAB + 3, num_hidden_layers=1),
         "mtp": save_with_mtp("glm4_moe", directory / "mtp", eos_token_id=EOS),
+        "eagle3": save_eagle3(directory / "eagle3", directory / "model"),
     }
 
 
-@pytest.fixture(scope="module", params=["ngram", "itself", "smaller", "mtp"])
+@pytest.fixture(scope="module", params=["ngram", "itself", "smaller", "mtp", "eagle3"])
 def speculation(request: pytest.FixtureRequest, models: dict[str, Path]) -> Speculation:
     if request.param in ("ngram", "mtp"):
         return Speculation(request.param, adaptive=False)
+    if request.param == "eagle3":
+        return Speculation("eagle3", model=str(models["eagle3"]), adaptive=False)
     model = models["model" if request.param == "itself" else "smaller"]
     return Speculation("draft_model", model=str(model), adaptive=False)
 

@@ -50,7 +50,7 @@ def save_eagle3(
     nested: bool = False,
     **changes: Any,
 ) -> Path:
-    """Save a random layer for a model. `drafted`: None for all tokens, without a map; `nested`: as speculators do."""
+    """Save a random layer for a model. drafted: None for all tokens, without a map; nested: as speculators do."""
     config = oracle_model(model).config
     vocab, hidden = config.vocab_size, config.hidden_size
     layer = {**LAYER, "vocab_size": vocab, **changes}
@@ -70,8 +70,8 @@ def save_eagle3(
         "lm_head.weight": (count, ours),
     }
     if bias:
-        shapes |= {f"{at}.self_attn.{name}_proj.bias": (size,) for name, size in zip("qkv", (heads, kv_heads, kv_heads))}
-        shapes[f"{at}.self_attn.o_proj.bias"] = (ours,)
+        sizes = {"q": heads, "k": kv_heads, "v": kv_heads, "o": ours}
+        shapes |= {f"{at}.self_attn.{name}_proj.bias": (size,) for name, size in sizes.items()}
     if has_embedding:
         shapes["embed_tokens.weight"] = (vocab, ours)
     weights = {name: 0.2 * torch.randn(shape, generator=own) for name, shape in shapes.items()}
@@ -103,9 +103,6 @@ def save_eagle3(
     return directory
 
 
-_MORE = ("attention_bias", "vocab_size")
-
-
 class Reference:
     """The layer of a checkpoint in plain torch, with attention, MLP and rotation of transformers' Llama."""
 
@@ -113,7 +110,8 @@ class Reference:
         self._model = oracle_model(model)
         raw = json.loads((directory / "config.json").read_text())
         nested = raw.get("transformer_layer_config")
-        config = LlamaConfig(**{key: value for key, value in (nested or raw).items() if key in LAYER or key in _MORE})
+        given, keys = nested or raw, (*LAYER, "attention_bias", "vocab_size")
+        config = LlamaConfig(**{key: given[key] for key in keys if key in given})
         config._attn_implementation = "eager"
         self._norms_residual = raw["norm_before_residual"]
         weights = load_file(directory / "model.safetensors")
@@ -145,7 +143,7 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int], before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The logits after the last of `tokens`, for all tokens of the model, and its own state, [1, 1, hidden]."""
+        """The logits after the last of `tokens`, for all of the model's, and the layer's state, [1, 1, hidden]."""
         ids = torch.tensor([list(tokens)])
         embedded = (self._model.model.embed_tokens.weight if self._table is None else self._table)[ids]
         normed = self._norms["hidden_norm"](before)
