@@ -25,6 +25,7 @@ from engine.loading.kv_memory import available_ram, free_after_slots, pages_for,
 from engine.loading.windowed import layer_groups
 from engine.model_config.any_model import model_facts
 from engine.model_config.config import ELEMENT_BYTES, ModelConfig
+from engine.model_config.eagle3 import Eagle3Config, is_eagle3
 from engine.model_config.encoder import EncoderConfig
 from engine.model_config.layer_groups import LayerGroups
 from engine.model_files.json_files import parse_json
@@ -76,6 +77,9 @@ def run(
         return
     try:
         here, directory = machine(device), resolve_metadata(model)
+        if is_eagle3(directory):
+            Console().print(describe_eagle3(model, Eagle3Config.from_directory(directory)))
+            return
         facts = model_facts(directory)
         if isinstance(facts, EncoderConfig):
             if pipeline_parallel > 1:
@@ -132,6 +136,22 @@ def describe_encoder(model: str, directory: Path, facts: EncoderConfig) -> Table
     table.add_row("vocabulary", f"{facts.vocab_size:,} tokens")
     table.add_row("longest prompt", f"{facts.max_position_embeddings:,} tokens")
     _add_unused(table, directory, facts)
+    return table
+
+
+def describe_eagle3(model: str, layer: Eagle3Config) -> Table:
+    """Return the facts of an EAGLE-3 checkpoint as a table of two columns."""
+    size = ELEMENT_BYTES[layer.layer.dtype]
+    table = Table("", "", title=model, show_header=False, title_justify="left")
+    table.add_row("architecture", "EAGLE-3: a layer that drafts for a model")
+    table.add_row("models", f"with hidden size {layer.model_hidden_size} and {layer.vocab_size:,} tokens")
+    table.add_row("reads", f"states of {layer.num_states} of the model's layers")
+    table.add_row("parameters", f"{count_text(layer.num_parameters)} ({layer.num_parameters:,})")
+    table.add_row("weights", f"{size_text(layer.num_parameters * size)} in {layer.layer.dtype}")
+    table.add_row("KV per token", f"{layer.layer.kv_bytes_per_token(size):,} bytes")
+    table.add_row("drafts", f"{layer.layer.vocab_size:,} of the tokens")
+    table.add_row("context", f"{layer.layer.max_position_embeddings:,} tokens; longer requests get no drafts")
+    table.add_row("used by", Text(f"engine.speculation: {{method: eagle3, model: {model}}}"))
     return table
 
 

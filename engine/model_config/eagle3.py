@@ -94,6 +94,14 @@ class Eagle3Config:
         """Number of the model's layers whose states it reads."""
         return 3 if self.layer_ids is None else len(self.layer_ids)
 
+    @property
+    def num_parameters(self) -> int:
+        """Number of its weights, without an embedding table."""
+        hidden, layer = self.layer.hidden_size, self.layer
+        table, norm, embeddings = layer.vocab_size * hidden, hidden, layer.attention.qkv_outputs * hidden
+        reduction = self.num_states * self.model_hidden_size * hidden
+        return layer.num_parameters - table + norm + embeddings + reduction
+
     def inner_layers(self, model: ModelConfig) -> tuple[int, ...]:
         """Return the layers of the model before which the residual stream is read (`Decoder.inner_layers`).
 

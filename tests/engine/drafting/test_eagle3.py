@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
 from engine import Speculation
@@ -23,12 +24,12 @@ from engine.program.load_with_layer import load_with_layer
 from engine.settings.config import EngineConfig
 from engine.values.plan import Chunk, StepPlan
 from engine.values.sampling_params import SamplingParams
-from tests.engine.drafting.test_layer_drafts import request
 from tests.engine.support.eagle3_models import DRAFTED, Reference, save_eagle3
 from tests.engine.support.engine_run import Run
+from tests.engine.support.gguf_models import write_gguf
 from tests.engine.support.grammar_models import DEMO
 from tests.engine.support.oracle import Tiny, save_tiny
-from tests.engine.support.watched_drafts import config_of
+from tests.engine.support.watched_drafts import config_of, request
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,21 @@ def test_logits_are_those_of_plain_torch(model: Tiny, tmp_path: Path, form: str,
     assert len(found) == len(draft) == 3
     allowed = FORMS[form].get("drafted", DRAFTED)
     assert int(found[0].isfinite().sum()) == (101 if allowed is None else len(set(allowed)))
+
+
+@pytest.mark.parametrize("form", ["tied", "GGUF"])
+def test_models_whose_table_is_stored_otherwise_are_drafted_for(model: Tiny, tmp_path: Path, form: str) -> None:
+    """The layer uses the embedding table of a model that has packed its own."""
+    plain = model("qwen3_tied" if form == "tied" else "llama2")
+    layer, stored = save_eagle3(tmp_path / "layer", plain), plain
+    if form == "GGUF":
+        stored = write_gguf(
+            plain, tmp_path / "model.gguf", dict.fromkeys(("token_embd", "attn", "ffn"), Kind.Q8_0)
+        )
+    runner, drafter = load_with_layer(config_for(stored, layer))
+    one = request(range(30, 57))
+    one.tokens += runner.run(StepPlan((Chunk(one, 0, 27, one.tokens, [0, 1, 2], True),))).token_ids
+    assert drafter.propose([one], [4]) == [Reference(layer, plain).drafts(one.tokens, 4)]
 
 
 def save_cycle(directory: Path) -> tuple[Path, Path]:
@@ -265,6 +281,14 @@ def test_published_configurations_name_the_states_that_are_read(
     assert layer.num_states == len(expected)
     assert layer.layer.vocab_size == 32000 < layer.vocab_size
     assert layer.norms_residual == ("transformer_layer_config" in raw)
+
+
+@pytest.mark.parametrize("form", ["some tokens", "speculators", "biases"])
+def test_its_parameters_are_counted(model: Tiny, tmp_path: Path, form: str) -> None:
+    layer = save_eagle3(tmp_path / "layer", model("llama3.1"), **FORMS[form])
+    weights = load_file(layer / "model.safetensors")
+    counted = sum(weight.numel() for weight in weights.values() if weight.is_floating_point())
+    assert Eagle3Config.from_directory(layer).num_parameters == counted
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,13 @@ import dataclasses
 import gc
 import itertools
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
-from cache import Namespace
 from engine.grammar.spec import Grammar
 from engine.program.load_with_layer import load_with_layer
 from engine.runner.hidden_states import HiddenStates
@@ -24,7 +23,7 @@ from tests.engine.support.engine_run import Run
 from tests.engine.support.grammar_models import DEMO, EOS, NUM_TOKENS, compiler
 from tests.engine.support.mtp_models import NAMES
 from tests.engine.support.recorded_graphs import record_as_on_gpus
-from tests.engine.support.watched_drafts import GREEDY, Drafted, Watched, run_both, save_drafted
+from tests.engine.support.watched_drafts import GREEDY, Drafted, Watched, request, run_both, save_drafted
 
 BOTH = ["glm4_moe", "eagle3 qwen3"]
 
@@ -33,13 +32,6 @@ BOTH = ["glm4_moe", "eagle3 qwen3"]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Drafted]:
     """A tiny model with a layer, by its name."""
     return cache(lambda name: save_drafted(name, tmp_path_factory.mktemp("drafted")))
-
-
-def request(tokens: Sequence[int], name: str = "r") -> Request:
-    sampling = SamplingParams(temperature=0, max_tokens=100)
-    made = Request.make(name, list(tokens), sampling, arrival=0.0, seed=0, namespace=Namespace("m"))
-    made.longest = 200
-    return made
 
 
 Models = Callable[[str], Drafted]

@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from cache import Namespace
 from engine import Speculation
 from engine.runner.layer_drafter import LayerDrafter
 from engine.settings.config import EngineConfig
+from engine.values.request import Request
 from engine.values.sampling_params import SamplingParams
 from tests.engine.support.eagle3_models import reference, save_eagle3
 from tests.engine.support.engine_run import Run
@@ -32,6 +34,14 @@ def config_of(directory: Path, **settings: Any) -> EngineConfig:
     """The settings of an engine that always drafts with MTP, unless `settings` say otherwise."""
     given = {"device": "cpu", "kv_pages": 60, "speculation": Speculation("mtp", **ALWAYS), **settings}
     return EngineConfig(model=str(directory), **given)
+
+
+def request(tokens: Sequence[int], name: str = "r") -> Request:
+    """A greedy request that no scheduler has seen."""
+    sampling = SamplingParams(temperature=0, max_tokens=100)
+    made = Request.make(name, list(tokens), sampling, arrival=0.0, seed=0, namespace=Namespace("m"))
+    made.longest = 200
+    return made
 
 
 class Predict(Protocol):
