@@ -49,7 +49,7 @@ def _check_eagle3(config: EngineConfig, name: str) -> None:
     directory, names = local_model(name), None
     if directory is None:
         directory, names = described_on_hub(name)
-    eagle = Eagle3Config.from_directory(directory)
+    eagle = Eagle3Config.from_directory(directory, config.ignored_config_keys)
     if (model := _described(config)) is not None:
         eagle.check_fits(model)
     files = weight_files(directory, names)

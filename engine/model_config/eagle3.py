@@ -6,7 +6,7 @@ the keys of the layer. All describe the layer by the keys of a Llama.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,17 +46,21 @@ class Eagle3Config:
     """Whether the residual stream begins with the normed states."""
 
     @classmethod
-    def from_directory(cls, directory: Path) -> Eagle3Config:
-        """Read config.json. Raises ModelLoadError, if this is no EAGLE-3 checkpoint too."""
+    def from_directory(cls, directory: Path, ignored_keys: Collection[str] = ()) -> Eagle3Config:
+        """Read config.json; for `ignored_keys` see `UnusedKeys.check`. Raises ModelLoadError, also if it describes
+        something else.
+        """
         path = directory / "config.json"
         if not path.exists():
             raise ModelLoadError(f"speculation.model: there is no config.json in {directory}")
         try:
-            return cls._from_raw(parse_json(path), str(path))
+            config = cls._from_raw(parse_json(path), str(path))
+            config.layer.unused_keys.check("EAGLE-3 layer", ignored_keys)
         except ModelLoadError as error:
             raise ModelLoadError(f"speculation.model, an EAGLE-3 checkpoint: {error}") from None
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ModelLoadError(f"speculation.model: {path} holds a value of the wrong type: {error}") from None
+        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+            raise ModelLoadError(f"speculation.model: {path} describes no EAGLE-3 layer: {error}") from None
+        return config
 
     @classmethod
     def _from_raw(cls, raw: Mapping[str, Any], name: str) -> Eagle3Config:
@@ -76,7 +80,6 @@ class Eagle3Config:
         vocab_size = int(rest["vocab_size"])
         rest |= {"architectures": [_LLAMA], "vocab_size": vocab_size if drafts is None else drafts}
         layer = ModelConfig.from_json(rest, {}, name)
-        layer.unused_keys.check("EAGLE-3 layer", ())
         unsupported = {
             f"{layer.num_layers} layers": layer.num_layers != 1,
             "quantized weights": layer.weight_format is not None,
@@ -141,8 +144,7 @@ def is_eagle3(directory: Path) -> bool:
     """Whether a directory's config.json is that of an EAGLE-3 checkpoint."""
     path = directory / "config.json"
     try:
-        raw = parse_json(path)
-        _check_architecture(raw, "")
+        _check_architecture(parse_json(path), "")
     except (ModelLoadError, OSError, ValueError, AttributeError, TypeError):
         return False
     return True

@@ -55,8 +55,9 @@ def load_with_layer(config: EngineConfig) -> tuple[ModelRunner, LayerDrafter]:
     drafting = LayerRunner(layer, decoder, attention, pages)
     drafting.max_model_len = most
     kept = config.max_running * settings.max_prefill_tokens * layer.hidden_size
-    inner = (config.max_running + piece_tokens(config, model)) * len(inner_layers) * model.hidden_size  # of graphs
-    draft_bytes = (kept + inner) * dtype.itemsize
+    # Graphs keep the states of inner layers, and twice as much while they compute.
+    graphed = 3 * (config.max_running + piece_tokens(config, model)) if device.type == "cuda" else 0
+    draft_bytes = (kept + graphed * len(inner_layers) * model.hidden_size) * dtype.itemsize
     if settings.kv_pages is not None:
         runner = load_model(config, draft_bytes=draft_bytes, inner_layers=inner_layers)
         num_pages = settings.kv_pages
@@ -83,7 +84,7 @@ def _load_layer(
     if settings.model is None:
         return load_mtp(directory, model, dtype, device, fp8=config.quantization == "fp8"), (), limit
     files = resolve_model(settings.model)
-    eagle = Eagle3Config.from_directory(files)
+    eagle = Eagle3Config.from_directory(files, config.ignored_config_keys)
     eagle.check_fits(model)
     inner, longest = eagle.inner_layers(model), min(limit, eagle.layer.max_position_embeddings)
     eagle = replace(eagle, layer=eagle.layer.for_context(longest))

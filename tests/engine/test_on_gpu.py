@@ -37,6 +37,7 @@ from engine.values.plan import Chunk, StepPlan, StepResult
 from engine.values.sampling_params import SamplingParams
 from engine.values.stream_delta import StreamDelta
 from tests.engine.support.devices import DEVICE
+from tests.engine.support.eagle3_models import save_eagle3
 from tests.engine.support.engines_on_ranks import PROMPTS, Layout, ranks_config, run_on_ranks, tokens_of_each
 from tests.engine.support.gpu_proofs import (
     GRAPHS,
@@ -267,6 +268,7 @@ def test_two_engines_in_two_threads_do_not_touch_each_other(tmp_path: Path) -> N
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "drafts from the text": ("qwen3", {"speculation": Speculation(adaptive=False, min_match=1)}),
     "drafts of a model": ("qwen3", {}),
+    "drafts of a layer": ("qwen3", {}),
     "windows and sinks": ("gpt_oss", {}),
     "windows in groups": ("gemma3", {"windowed_kv": "on"}),
     "experts": ("qwen3_moe", {}),
@@ -280,14 +282,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.usefixtures("recordings")
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_graphs_of_all_kinds_give_the_tokens_of_a_cpu(kind: str, tmp_path: Path) -> None:
-    """Graphs with draft tokens, of a draft model, with windows and groups of layers, with experts, with
-    recurrent states, with heads of two sizes, and with chunks.
+    """Graphs with draft tokens, of a draft model, with states of inner layers, with windows and groups of layers,
+    with experts, with recurrent states, with heads of two sizes, and with chunks.
     """
     family, settings = FAMILIES[kind]
     model = save_tiny(family, tmp_path / "model")
     if kind == "drafts of a model":
         draft = save_tiny(family, tmp_path / "draft", seed=1)
         settings = {"speculation": Speculation("draft_model", model=str(draft), adaptive=False)}
+    elif kind == "drafts of a layer":
+        layer = save_eagle3(tmp_path / "layer", model)
+        settings = {"speculation": Speculation("eagle3", model=str(layer), adaptive=False)}
     sizes = SIZES | {"kv_pages": 256}
     plain = EngineConfig(str(model), cuda_graphs="off", **{**sizes, "device": "cpu", "attention": "reference"})
     expected = play_greedily(Engine.from_config(plain))
