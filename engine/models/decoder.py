@@ -210,7 +210,7 @@ class Decoder(nn.Module):
         rows = ranks.shard.num_rows(config.vocab_size)
         table = torch.empty(rows, config.hidden_size)
         self.embed = nn.Embedding(rows, config.hidden_size, _weight=table)
-        self.inputs = None
+        self.inputs: nn.Module | None = None
         if config.inputs is not None:
             self.inputs = LayerInputs(config.inputs, config.hidden_size, config.num_layers, config.norms.eps)
         self.layers = nn.ModuleList(Layer(config, index, ranks) for index in range(config.num_layers))

@@ -124,7 +124,7 @@ def save_cycle(directory: Path) -> tuple[Path, Path]:
     weights["lm_head.weight"] = head = torch.zeros(101, 96).index_copy(0, follows, table[odd])
     save_file(weights, model / "model.safetensors", {"format": "pt"})
 
-    heads = {"num_attention_heads": 3, "num_key_value_heads": 3, "attention_bias": True}
+    heads: dict[str, Any] = {"num_attention_heads": 3, "num_key_value_heads": 3, "attention_bias": True}
     layer = save_eagle3(directory / "layer", model, drafted=odd.tolist(), norms_residual=True, **heads)
     weights = load_file(layer / "model.safetensors")
     own = torch.eye(96)

@@ -139,7 +139,8 @@ class Reference:
     def states(self, tokens: Sequence[int]) -> torch.Tensor:
         """The reduced states of all tokens, [1, N, hidden_size]."""
         found = self._model.model(torch.tensor([list(tokens)]), output_hidden_states=True).hidden_states
-        return torch.cat([found[index] for index in READ], -1) @ self._fc.T
+        reduced: torch.Tensor = torch.cat([found[index] for index in READ], -1) @ self._fc.T
+        return reduced
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int], before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
