@@ -60,4 +60,7 @@ def _targets(config: Eagle3Config, present: Mapping[str, MappedTensor]) -> Itera
         if ours != TABLE or TABLE in present:
             yield ours, target
     yield f"{name_of_layer}hidden_norm.weight", whole("layers.0.hidden_norm.weight", hidden)
-    yield "fc.weight", whole("reduction.weight", hidden, config.num_states * config.model_hidden_size)
+    width = config.num_states * config.model_hidden_size
+    yield "fc.weight", whole("reduction.weight", hidden, width)
+    if config.norms_states:
+        yield "input_norm.weight", whole("states_norm.weight", width)

@@ -16,7 +16,7 @@ from engine.model_config.config import ModelConfig
 from engine.model_files.json_files import parse_json
 
 _LLAMA = "LlamaForCausalLM"
-_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator")
+_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 _LAYER = "transformer_layer_config"
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _WITHOUT_EFFECT = (
@@ -44,6 +44,8 @@ class Eagle3Config:
     """The layers of the model whose states it reads, as the file numbers them; None: not named."""
     norms_residual: bool
     """Whether the residual stream begins with the normed states."""
+    norms_states: bool
+    """Whether the model's states are normed together before they are reduced."""
 
     @classmethod
     def from_directory(cls, directory: Path, ignored_keys: Collection[str] = ()) -> Eagle3Config:
@@ -77,6 +79,7 @@ class Eagle3Config:
         rest |= {f"eagle_config.{key}": value for key, value in eagle.items()}
         drafts, hidden = rest.pop("draft_vocab_size", None), rest.pop("target_hidden_size", None)
         norms_residual = bool(rest.pop("norm_before_residual", False))
+        norms_states = bool(rest.pop("norm_before_fc", False))
         vocab_size = int(rest["vocab_size"])
         rest |= {"architectures": [_LLAMA], "vocab_size": vocab_size if drafts is None else drafts}
         layer = ModelConfig.from_json(rest, {}, name)
@@ -90,7 +93,7 @@ class Eagle3Config:
                 f"{name} describes {' and '.join(found)}: supported is one layer with plain weights and a head"
             )
         ids = tuple(int(index) for index in named[0]) if named else None
-        return cls(layer, vocab_size, hidden or layer.hidden_size, ids, norms_residual)
+        return cls(layer, vocab_size, hidden or layer.hidden_size, ids, norms_residual, norms_states)
 
     @property
     def num_states(self) -> int:
@@ -102,7 +105,7 @@ class Eagle3Config:
         """Number of its weights, without an embedding table."""
         hidden, layer = self.layer.hidden_size, self.layer
         table, norm, embeddings = layer.vocab_size * hidden, hidden, layer.attention.qkv_outputs * hidden
-        reduction = self.num_states * self.model_hidden_size * hidden
+        reduction = self.num_states * self.model_hidden_size * (hidden + self.norms_states)
         return layer.num_parameters - table + norm + embeddings + reduction
 
     def inner_layers(self, model: ModelConfig) -> tuple[int, ...]:

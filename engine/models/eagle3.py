@@ -38,7 +38,9 @@ class Eagle3Decoder(DraftLayer):
         if has_own_embedding:
             table = torch.empty(config.vocab_size, layer.hidden_size)
             self.embed = nn.Embedding(config.vocab_size, layer.hidden_size, _weight=table)
-        self.reduction = nn.Linear(config.num_states * config.model_hidden_size, layer.hidden_size, bias=False)
+        width = config.num_states * config.model_hidden_size
+        self.states_norm = nn.RMSNorm(width, eps=layer.norms.eps) if config.norms_states else None
+        self.reduction = nn.Linear(width, layer.hidden_size, bias=False)
         self.layers = nn.ModuleList([_Layer(layer, norms_residual=config.norms_residual)])
         self.inputs = _Embedded()
         self._vocab_size = config.vocab_size
@@ -50,7 +52,10 @@ class Eagle3Decoder(DraftLayer):
         inner = hidden[:, model.config.hidden_size :]
         if model.config.scales.residual != 1:
             inner = inner * model.config.scales.residual
-        reduced: torch.Tensor = self.reduction(inner.to(self.reduction.weight.dtype))
+        inner = inner.to(self.reduction.weight.dtype)
+        if self.states_norm is not None:
+            inner = normed_by(self.states_norm, inner)
+        reduced: torch.Tensor = self.reduction(inner)
         return reduced
 
     def continuing(self, hidden: torch.Tensor) -> torch.Tensor:

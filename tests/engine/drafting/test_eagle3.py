@@ -54,6 +54,7 @@ def config_for(model: Path, layer: Path, **settings: Any) -> EngineConfig:
 FORMS: Mapping[str, dict[str, Any]] = {
     "some tokens": {},
     "speculators": {"nested": True, "norms_residual": True},
+    "speculators that norm states": {"nested": True, "norms_states": True},
     "all tokens without a map": {"drafted": None},
     "all tokens with a map": {"drafted": range(101)},
     "an embedding of its own": {"has_embedding": True},
@@ -237,7 +238,7 @@ SAFEAI = {
 }
 """For Llama-3.1-8B, which has 32 layers."""
 SPECULATORS = {
-    "architectures": ["Eagle3Speculator"],
+    "architectures": ["Eagle3DraftModel"],
     "auto_map": {"": "eagle3.Eagle3SpeculatorConfig"},
     "draft_vocab_size": 32000,
     "eagle_aux_hidden_state_layer_ids": [2, 16, 29],
@@ -281,7 +282,7 @@ def test_published_configurations_name_the_states_that_are_read(
     assert layer.norms_residual == ("transformer_layer_config" in raw)
 
 
-@pytest.mark.parametrize("form", ["some tokens", "speculators", "biases"])
+@pytest.mark.parametrize("form", ["some tokens", "speculators that norm states", "biases"])
 def test_its_parameters_are_counted(model: Tiny, tmp_path: Path, form: str) -> None:
     layer = save_eagle3(tmp_path / "layer", model("llama3.1"), **FORMS[form])
     weights = load_file(layer / "model.safetensors")

@@ -47,6 +47,7 @@ def save_eagle3(
     drafted: Sequence[int] | None = tuple(sorted(set(DRAFTED))),
     has_embedding: bool = False,
     norms_residual: bool = False,
+    norms_states: bool = False,
     nested: bool = False,
     **changes: Any,
 ) -> Path:
@@ -77,6 +78,8 @@ def save_eagle3(
     weights = {name: 0.2 * torch.randn(shape, generator=own) for name, shape in shapes.items()}
     norms = (f"{at}.input_layernorm", f"{at}.hidden_norm", f"{at}.post_attention_layernorm", "norm")
     weights |= {f"{name}.weight": torch.rand(ours, generator=own) + 0.5 for name in norms}
+    if norms_states:
+        weights["input_norm.weight"] = torch.rand(len(READ) * hidden, generator=own) + 0.5
     if drafted is not None:
         weights["d2t"] = torch.tensor(drafted) - torch.arange(count)
         weights["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, torch.tensor(drafted), True)
@@ -89,6 +92,7 @@ def save_eagle3(
             "speculators_model_type": "eagle3",
             "speculators_config": {"algorithm": "eagle3"},
             "norm_before_residual": norms_residual,
+            "norm_before_fc": norms_states,
             "eagle_aux_hidden_state_layer_ids": list(READ),
             "transformer_layer_config": layer,
         }
@@ -131,7 +135,10 @@ class Reference:
             module.load_state_dict({n.removeprefix(prefix): w for n, w in part.items() if n.startswith(prefix)})
         for name, norm in self._norms.items():
             norm.weight.data = weights["norm.weight"] if name == "norm" else part[f"{name}.weight"]
-        self._fc, self._head = weights["fc.weight"], weights["lm_head.weight"]
+        self._fc, self._head, self._states_norm = weights["fc.weight"], weights["lm_head.weight"], None
+        if "input_norm.weight" in weights:
+            self._states_norm = LlamaRMSNorm(self._fc.shape[1], config.rms_norm_eps)
+            self._states_norm.weight.data = weights["input_norm.weight"]
         self._table = weights.get("embed_tokens.weight")
         offsets = weights.get("d2t")
         self._ids = torch.arange(len(self._head)) + (0 if offsets is None else offsets)
@@ -139,7 +146,8 @@ class Reference:
     def states(self, tokens: Sequence[int]) -> torch.Tensor:
         """The reduced states of all tokens, [1, N, hidden_size]."""
         found = self._model.model(torch.tensor([list(tokens)]), output_hidden_states=True).hidden_states
-        reduced: torch.Tensor = torch.cat([found[index] for index in READ], -1) @ self._fc.T
+        read = torch.cat([found[index] for index in READ], -1)
+        reduced: torch.Tensor = (read if self._states_norm is None else self._states_norm(read)) @ self._fc.T
         return reduced
 
     @torch.inference_mode()
