@@ -10,6 +10,7 @@ import torch
 
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
+from engine.kernels.triton.kv_heads import KVHeads
 
 if TYPE_CHECKING:
     from engine.attention.triton_step import TritonStep
@@ -31,14 +32,13 @@ class TritonAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
-        group = shape.num_heads // shape.num_kv_heads
-        self.spreads_prompts = shape.is_cascade and shape.windows == {None} and group <= _MOST_GROUP
+        heads = heads_of(shape)
+        has_room = heads.group <= min(_MOST_GROUP, heads.most_rows // 2)
+        self.spreads_prompts = shape.is_cascade and shape.windows == {None} and has_room
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
         """Require a GPU on which its programs fit, Triton, and for 8-bit pages a GPU that supports float8."""
-        if shape.latent is not None:
-            return "it does not compute latent KV (MLA)"
         if device.type != "cuda" and environ.get("TRITON_INTERPRET") != "1":
             return f"it runs on GPUs, not on {device}"
         if find_spec("triton") is None:
@@ -51,6 +51,11 @@ class TritonAttention:
         from engine.attention.triton_step import TritonStep  # Import Triton only if it is used.
 
         return TritonStep(self._shape, batch)
+
+
+def heads_of(shape: AttentionShape) -> KVHeads:
+    """Return how programs divide a layer's heads."""
+    return KVHeads.of(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.latent)
 
 
 def _missing(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -69,7 +74,7 @@ def _missing(shape: AttentionShape, dtype: torch.dtype, device: torch.device) ->
         return (
             f"{facts.name} has compute capability {facts.major}.{facts.minor}, {for_what} {needed[0]}.{needed[1]}"
         )
-    if decode_config(shape.num_heads // shape.num_kv_heads, shape.head_dim, dtype.itemsize, device) is None:
+    if decode_config(heads_of(shape), dtype.itemsize, device) is None:
         return (
             f"heads of {shape.head_dim} in {dtype} do not fit in the {shared_memory(device) // 1024} KiB "
             f"of shared memory of {facts.name}"

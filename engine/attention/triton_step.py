@@ -21,11 +21,12 @@ from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.attention.pinned import on_device
+from engine.attention.triton import heads_of
 from engine.kernels.triton.cascade import attend_shared, cascade_config
 from engine.kernels.triton.decode import Parts, decode, decode_config
 from engine.kernels.triton.extend import extend, extend_config, query_tiles
 from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma, tma_tile
-from engine.kernels.triton.launch_config import num_programs
+from engine.kernels.triton.launch_config import decode_threads, num_programs
 from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.work_list import WorkList
 
@@ -60,7 +61,7 @@ class TritonStep:
         """Implement `StepWithSums`."""
         sums = query.new_empty(query.shape[:2], dtype=torch.float32)
         out = self._attend(pages, query, None, scales, None, sums)
-        return out.view(query.shape), sums
+        return out.unflatten(1, (query.shape[1], -1)), sums
 
     def _attend(
         self,
@@ -72,7 +73,7 @@ class TritonStep:
         sums: torch.Tensor | None,
     ) -> torch.Tensor:
         query = query if query.stride(2) == 1 else query.contiguous()
-        out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+        out = query.new_empty(query.shape[0], query.shape[1] * self._shape.value_dim)
         if self._decodes is None and self._extends is None:
             self._lay_out(query.element_size())
         for part in (self._decodes, self._extends):
@@ -99,9 +100,9 @@ class TritonStep:
 
 def _is_spreadable(shape: AttentionShape, batch: AttentionBatch, element_size: int) -> bool:
     """Whether tokens of a row could attend as separate rows that share the positions before them."""
-    heads = shape.num_heads // shape.num_kv_heads, shape.head_dim, element_size, batch.kv_lens.device
-    has_windows = shape.windows != frozenset({None})
-    return shape.is_cascade and not (batch.is_bounded or has_windows) and cascade_config(*heads) is not None
+    if not shape.is_cascade or batch.is_bounded or shape.windows != frozenset({None}):
+        return False
+    return cascade_config(heads_of(shape), element_size, batch.kv_lens.device) is not None
 
 
 def _num_spread(batch: AttentionBatch) -> int:
@@ -125,29 +126,31 @@ class _DecodeLaunch:
     ) -> None:
         """block_table: int32 [R, P]; kv_lens: int32 [R], with one query at the last position."""
         rows, device = len(kv_lens), kv_lens.device
-        heads = shape.num_heads // shape.num_kv_heads, shape.head_dim, element_size, device
-        program = decode_config(*heads)
+        self._heads = heads = heads_of(shape)
+        program = decode_config(heads, element_size, device)
         assert program is not None, "TritonAttention.unavailable has refused such devices"
         self._scale, self._soft_cap, self._program = shape.scale, shape.soft_cap, program
         self._block_table, self._kv_lens = block_table, kv_lens
         self._work: dict[int | None, WorkList] = {}
         widens = shape.kv_dtype is not None and shape.kv_dtype.itemsize < element_size
-        programs = num_programs(program.shared_bytes, device, widens=widens)
+        threads = decode_threads(heads)
+        programs = num_programs(program.shared_bytes, device, widens=widens, threads=threads)
         groups, shared_programs, self._shared_program = None, 1, None
         is_cascade = shape.is_cascade and rows > 1 and None in shape.windows
-        if is_cascade and (config := cascade_config(*heads)) is not None:
+        if is_cascade and (config := cascade_config(heads, element_size, device)) is not None:
             self._shared_program, most_members = config
             groups = RowGroups(rows, shape.page_size, most_members, device)
             groups.find(self._block_table, self._kv_lens)
             # More queries need as many registers as widening does.
-            shared_programs = num_programs(self._shared_program.shared_bytes, device, widens=True)
+            shared_bytes = self._shared_program.shared_bytes
+            shared_programs = num_programs(shared_bytes, device, widens=True, threads=threads)
         for window in shape.windows:
             own = groups if window is None else None
-            work = WorkList(rows, shape.num_kv_heads, programs, device, own, shared_programs)
+            work = WorkList(rows, heads.count, programs, device, own, shared_programs)
             work.build(self._kv_lens, window)
             self._work[window] = work
         capacity = max(work.capacity for work in self._work.values())
-        self._parts = Parts(capacity, shape.num_heads, shape.head_dim, device)
+        self._parts = Parts(capacity, heads, device)
 
     def attend(
         self,
@@ -167,6 +170,7 @@ class _DecodeLaunch:
                 self._block_table,
                 work,
                 self._parts,
+                self._heads,
                 program=self._shared_program,
                 scale=self._scale,
                 kv_scales=scales,
@@ -180,6 +184,7 @@ class _DecodeLaunch:
             work,
             self._parts,
             out,
+            self._heads,
             program=self._program,
             scale=self._scale,
             window=window,
@@ -196,12 +201,12 @@ class _ExtendLaunch:
     def __init__(self, shape: AttentionShape, batch: AttentionBatch, first: int, element_size: int) -> None:
         """`first`: the first of these rows."""
         device = batch.kv_lens.device
-        group, longest = shape.num_heads // shape.num_kv_heads, max(batch.query_lens[first:])
-        program = extend_config(group, shape.head_dim, element_size, longest, device)
+        self._heads, longest = heads_of(shape), max(batch.query_lens[first:])
+        program = extend_config(self._heads, element_size, longest, device)
         assert program is not None, "TritonAttention.unavailable has refused such devices"
         self._scale, self._soft_cap = shape.scale, shape.soft_cap
         self._program, self._batch = program, batch
-        block = program.rows // group
+        block = program.rows // self._heads.group
         self._tma = None
         if program.rows == TMA_ROWS:
             unusual = shape.unusual is not None or shape.needs_sums
@@ -232,6 +237,7 @@ class _ExtendLaunch:
             query,
             pages,
             *rows,
+            self._heads,
             program=self._program,
             scale=self._scale,
             window=window,

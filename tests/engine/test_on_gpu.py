@@ -276,6 +276,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent states, drafts": ("qwen3_next", {"speculation": Speculation(adaptive=False, min_match=1)}),
     "heads of two sizes": ("gemma4_small", {}),
     "chunks": ("llama4", {}),
+    "latent KV": ("deepseek_v3", {"speculation": Speculation(adaptive=False, min_match=1)}),
 }
 
 
@@ -283,7 +284,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_graphs_of_all_kinds_give_the_tokens_of_a_cpu(kind: str, tmp_path: Path) -> None:
     """Graphs with draft tokens, of a draft model, with states of inner layers, with windows and groups of layers,
-    with experts, with recurrent states, with heads of two sizes, and with chunks.
+    with experts, with recurrent states, with heads of two sizes, with chunks, and of latent KV with draft tokens.
     """
     family, settings = FAMILIES[kind]
     model = save_tiny(family, tmp_path / "model")
@@ -383,6 +384,8 @@ RANKS: dict[str, tuple[str, Layout, dict[str, Any]]] = {
     "experts": ("qwen3_moe", Layout(2), {"expert_parallel": True}),
     "stages": ("qwen3", Layout(1, stages=2), {}),
     "parts of KV, asked": ("mqa", Layout(2, parts=2), {}),
+    "latent KV": ("deepseek_v3", Layout(2), {}),
+    "parts of latent KV": ("deepseek_v3", Layout(2, parts=2), {}),
     "parts of KV in a ring": ("mqa", Layout(2, parts=2), {"ring_attention_tokens": 1}),
     "stages of two": ("qwen3", Layout(2, stages=2), {}),
     "parts of KV of four": ("qwen3", Layout(4, parts=2), {"ring_attention_tokens": 16}),
@@ -400,7 +403,8 @@ def test_ranks_give_the_tokens_of_one(kind: str, tmp_path: Path, caplog: pytest.
     num_ranks = layout.size * layout.stages
     if ON_GPU and num_ranks > 2 and torch.cuda.device_count() < num_ranks:
         pytest.skip(f"needs {num_ranks} GPUs")
-    model = save_tiny(family, tmp_path, num_attention_heads=8, num_key_value_heads=1 if family == "mqa" else 2)
+    num_kv_heads = {"mqa": 1, "deepseek_v3": 8}.get(family, 2)
+    model = save_tiny(family, tmp_path, num_attention_heads=8, num_key_value_heads=num_kv_heads)
     params = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=12)
     sizes: dict[str, Any] = {"device": DEVICE.type, "dtype": "float32", "max_model_len": 128}
     alone, _ = run_on_ranks(model, 1, PROMPTS, params, cuda_graphs="off", **sizes)

@@ -15,25 +15,24 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.decode import Parts, store_part
+from engine.kernels.triton.kv_heads import KVHeads
 from engine.kernels.triton.launch import launch
-from engine.kernels.triton.launch_config import DECODE_THREADS, LaunchConfig, block_of, largest_config
-from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, start
+from engine.kernels.triton.launch_config import LaunchConfig, block_of, decode_threads, largest_config
+from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, load_queries, start
 from engine.kernels.triton.work_list import WorkList
 
 _QUERIES = 64
 """Queries of a program: the rows of Hopper GPUs' asynchronous products."""
 
 
-def cascade_config(
-    group: int, head_dim: int, element_size: int, device: torch.device
-) -> tuple[LaunchConfig, int] | None:
-    """Return the launch configuration for `group` query heads per KV head, and the number of rows of a program;
-    None if it cannot have two.
+def cascade_config(heads: KVHeads, element_size: int, device: torch.device) -> tuple[LaunchConfig, int] | None:
+    """Return the launch configuration for such heads, and the number of rows of a program; None if it cannot have
+    two.
     """
-    program = largest_config(_QUERIES, 16, head_dim, element_size, device)
-    if program is None or program.rows < 2 * group:
+    program = largest_config(min(_QUERIES, heads.most_rows), 16, heads, element_size, device)
+    if program is None or program.rows < 2 * heads.group:
         return None
-    return program, program.rows // group
+    return program, program.rows // heads.group
 
 
 def attend_shared(
@@ -42,6 +41,7 @@ def attend_shared(
     block_table: torch.Tensor,
     work: WorkList,
     parts: Parts,
+    heads: KVHeads,
     *,
     program: LaunchConfig,
     scale: float,
@@ -53,8 +53,6 @@ def attend_shared(
 
     The other arguments are those of `engine.kernels.triton.decode.decode`, which has to follow.
     """
-    num_heads, head_dim = query.shape[1:]
-    page_size, num_kv_heads = pages.shape[2:4]
     groups = work.groups
     assert groups is not None
     launch(
@@ -62,7 +60,7 @@ def attend_shared(
         (work.num_shared_programs,),
         query,
         pages[0],
-        pages[1],
+        pages[-1],
         block_table,
         work.shared_items,
         work.row_parts,
@@ -73,18 +71,20 @@ def attend_shared(
         parts.lse,
         scale * kv_scales[0] * LOG2_E,
         *query.stride()[:2],
-        *pages.stride()[1:4],
+        *heads.kv_strides(pages),
         block_table.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=num_heads // num_kv_heads,
+        NUM_KV_HEADS=heads.count,
+        GROUP=heads.group,
         MOST_MEMBERS=groups.most_members,
         BLOCK_M=program.rows,
-        PAGE_SIZE=page_size,
-        HEAD_DIM=head_dim,
-        BLOCK_D=block_of(head_dim),
+        PAGE_SIZE=pages.shape[2],
+        HEAD_DIM=heads.head_dim,
+        BLOCK_D=block_of(heads.head_dim),
+        REST=heads.rest,
+        BLOCK_R=block_of(heads.rest),
         SOFT_CAP=soft_cap or 0.0,
         INTERPRETED=is_interpreted(_attend_shared),
-        num_warps=DECODE_THREADS // 32,
+        num_warps=decode_threads(heads) // 32,
         num_stages=program.num_stages,
     )
 
@@ -116,6 +116,8 @@ def _attend_shared(
     PAGE_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     INTERPRETED: tl.constexpr,
     PDL: tl.constexpr,
@@ -136,8 +138,8 @@ def _attend_shared(
         row = tl.load(members + leader * MOST_MEMBERS + member, mask=member < MOST_MEMBERS, other=-1).to(tl.int64)
         is_real = (row >= 0)[:, None] & is_dim
         heads = kv_head * GROUP + head
-        places = (row * query_stride + heads * query_head_stride)[:, None] + dims[None, :]
-        block = tl.load(query + places, mask=is_real, other=0.0)
+        begins = row * query_stride + heads * query_head_stride
+        block, rest = load_queries(query, begins, row >= 0, HEAD_DIM, BLOCK_D, REST, BLOCK_R)
         acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
         highest = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
         total = tl.zeros([BLOCK_M], dtype=tl.float32)
@@ -149,6 +151,7 @@ def _attend_shared(
                 highest,
                 total,
                 block,
+                rest,
                 positions,
                 exists,
                 exists[None, :],
@@ -161,6 +164,7 @@ def _attend_shared(
                 PAGE_SIZE,
                 HEAD_DIM,
                 BLOCK_D,
+                REST,
                 SOFT_CAP,
                 False,
                 INTERPRETED,

@@ -15,14 +15,16 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.kv_heads import KVHeads
 from engine.kernels.triton.launch import launch
-from engine.kernels.triton.launch_config import DECODE_THREADS, LaunchConfig, block_of, largest_config, power_of_2
+from engine.kernels.triton.launch_config import LaunchConfig, block_of, decode_threads, largest_config, power_of_2
 from engine.kernels.triton.tile import (
     LOG2_E,
     LOWEST,
     TILE,
     attend,
     is_interpreted,
+    load_queries,
     scores_of_sinks,
     start,
     store_sums,
@@ -36,17 +38,18 @@ _MIN_DOT_ROWS = 16
 class Parts:
     """Buffers for a work list's partial results, shared by all layers."""
 
-    def __init__(self, capacity: int, num_heads: int, head_dim: int, device: torch.device) -> None:
+    def __init__(self, capacity: int, heads: KVHeads, device: torch.device) -> None:
         """`capacity`: maximum number of partial results."""
-        self.values = torch.empty(capacity, num_heads, head_dim, dtype=torch.float32, device=device)
-        self.lse = torch.empty(capacity, num_heads, dtype=torch.float32, device=device)
+        shape = capacity, heads.num_heads
+        self.values = torch.empty(*shape, heads.head_dim, dtype=torch.float32, device=device)
+        self.lse = torch.empty(shape, dtype=torch.float32, device=device)
         """Base-2 logarithm of the sum of the exponentials of an item's scores."""
 
 
-def decode_config(group: int, head_dim: int, element_size: int, device: torch.device) -> LaunchConfig | None:
-    """Return the launch configuration for `group` query heads per KV head; None if none fits."""
-    rows = max(_MIN_DOT_ROWS, power_of_2(group))
-    return largest_config(rows, rows, head_dim, element_size, device)
+def decode_config(heads: KVHeads, element_size: int, device: torch.device) -> LaunchConfig | None:
+    """Return the launch configuration for such heads; None if none fits."""
+    rows = max(_MIN_DOT_ROWS, power_of_2(heads.group))
+    return largest_config(rows, rows, heads, element_size, device)
 
 
 def decode(
@@ -57,6 +60,7 @@ def decode(
     work: WorkList,
     parts: Parts,
     out: torch.Tensor,
+    heads: KVHeads,
     *,
     program: LaunchConfig,
     scale: float,
@@ -69,23 +73,22 @@ def decode(
     """Attend from the last position of each row to all of its KV.
 
     query: [R, num_heads, head_dim], numbers of a head contiguous
-    pages: [2, pages, page_size, num_kv_heads, head_dim], numbers of a head contiguous; otherwise any strides
+    pages: [2 (1 of latent KV), pages, page_size, num_kv_heads, head_dim], numbers of a head contiguous; otherwise
+        any strides
     block_table: int32 [R, P], pages of a row contiguous; kv_lens: int32 [R], those for which `work` was built
-    out: [R, num_heads * head_dim], contiguous; a row without positions gets zeros
+    out: [R, num_heads * value_dim], contiguous; a row without positions gets zeros
     program: from `decode_config`
     scale: factor of scores; kv_scales: factors of the keys and values in the pages
     soft_cap: scores become cap * tanh(score / cap); sinks: [num_heads], a score of each head without a value
     sums: float32 [R, num_heads], contiguous: gets the logarithms of the sums of weights; -inf without positions
     """
-    num_heads, head_dim = query.shape[1:]
-    page_size, num_kv_heads = pages.shape[2:4]
     groups = work.groups
     launch(
         _attend,
         (work.num_programs,),
         query,
         pages[0],
-        pages[1],
+        pages[-1],
         block_table,
         kv_lens,
         work.items,
@@ -99,23 +102,25 @@ def decode(
         query if sinks is None else sinks,
         parts.lse if sums is None else sums,
         scale * kv_scales[0] * LOG2_E,
-        kv_scales[1],
+        kv_scales[0 if heads.rest else 1],
         *query.stride()[:2],
-        *pages.stride()[1:4],
+        *heads.kv_strides(pages),
         block_table.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=num_heads // num_kv_heads,
+        NUM_KV_HEADS=heads.count,
+        GROUP=heads.group,
         BLOCK_M=program.rows,
-        PAGE_SIZE=page_size,
-        HEAD_DIM=head_dim,
-        BLOCK_D=block_of(head_dim),
+        PAGE_SIZE=pages.shape[2],
+        HEAD_DIM=heads.head_dim,
+        BLOCK_D=block_of(heads.head_dim),
+        REST=heads.rest,
+        BLOCK_R=block_of(heads.rest),
         WINDOW=window or 0,
         SOFT_CAP=soft_cap or 0.0,
         HAS_SINKS=sinks is not None,
         HAS_GROUPS=groups is not None,
         HAS_SUMS=sums is not None,
         INTERPRETED=is_interpreted(_attend),
-        num_warps=DECODE_THREADS // 32,
+        num_warps=decode_threads(heads) // 32,
         num_stages=program.num_stages,
     )
 
@@ -151,6 +156,8 @@ def _attend(
     PAGE_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -172,8 +179,8 @@ def _attend(
         begin = tl.load(items + 2 * item + 1)
         kv_len = tl.load(kv_lens + row)
         heads = kv_head * GROUP + member
-        places = row * query_stride + heads[:, None] * query_head_stride + dims[None, :]
-        block = tl.load(query + places, mask=is_real, other=0.0)
+        begins = row * query_stride + heads * query_head_stride
+        block, rest = load_queries(query, begins, member < GROUP, HEAD_DIM, BLOCK_D, REST, BLOCK_R)
         acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
         highest = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
         total = tl.zeros([BLOCK_M], dtype=tl.float32)
@@ -187,6 +194,7 @@ def _attend(
                 highest,
                 total,
                 block,
+                rest,
                 positions,
                 exists,
                 exists[None, :],
@@ -199,6 +207,7 @@ def _attend(
                 PAGE_SIZE,
                 HEAD_DIM,
                 BLOCK_D,
+                REST,
                 SOFT_CAP,
                 True,
                 INTERPRETED,

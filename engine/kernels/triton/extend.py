@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.kv_heads import KVHeads
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import LaunchConfig, block_of, largest_config, power_of_2
 from engine.kernels.triton.tile import (
@@ -26,6 +27,7 @@ from engine.kernels.triton.tile import (
     TILE,
     attend,
     is_interpreted,
+    load_queries,
     scores_of_sinks,
     seen_tiles,
     store_sums,
@@ -37,18 +39,16 @@ _SHORT_ROWS = 32
 """Rows of a program when no row of the batch fills more than two of them."""
 
 
-def extend_config(
-    group: int, head_dim: int, element_size: int, longest: int, device: torch.device
-) -> LaunchConfig | None:
-    """Return the launch configuration for `group` query heads per KV head and at most `longest` queries per row:
-    one of two, for rows of a few tokens, or for as many rows as registers and shared memory hold. None if none
-    fits. Because there are only two, both can be compiled before the first step.
+def extend_config(heads: KVHeads, element_size: int, longest: int, device: torch.device) -> LaunchConfig | None:
+    """Return the launch configuration for such heads and at most `longest` queries per row: one of two, for rows
+    of a few tokens, or for as many rows as registers and shared memory hold. None if none fits. Because there are
+    only two, both can be compiled before the first step.
     """
-    most = 128 if block_of(head_dim) * element_size <= _WIDE_BYTES else 64
-    least = max(16, power_of_2(group))
+    most = min(128 if block_of(heads.head_dim) * element_size <= _WIDE_BYTES else 64, heads.most_rows)
+    least = max(16, power_of_2(heads.group))
     short = max(least, _SHORT_ROWS)
-    rows = max(least, most) if group * longest > 2 * short else short
-    return largest_config(rows, least, head_dim, element_size, device)
+    rows = max(least, most) if heads.group * longest > 2 * short else short
+    return largest_config(rows, least, heads, element_size, device)
 
 
 def num_warps(program: LaunchConfig, head_dim: int) -> int:
@@ -80,6 +80,7 @@ def extend(
     kv_lens: torch.Tensor,
     tiles: torch.Tensor,
     out: torch.Tensor,
+    heads: KVHeads,
     *,
     program: LaunchConfig,
     scale: float,
@@ -94,22 +95,21 @@ def extend(
 
     query: [N, num_heads, head_dim], numbers of a head contiguous; row r's are qo_indptr[r] .. qo_indptr[r + 1],
         the last of its kv_lens[r] positions if `is_causal`
-    pages: [2, pages, page_size, num_kv_heads, head_dim], numbers of a head contiguous; otherwise any strides
+    pages: [2 (1 of latent KV), pages, page_size, num_kv_heads, head_dim], numbers of a head contiguous; otherwise
+        any strides
     block_table: int32 [R, P], pages of a row contiguous; qo_indptr: int32 [R + 1]; kv_lens: int32 [R]
     tiles: int32 [T, 2], from `query_tiles`, of `program.rows // group` queries; program: from `extend_config`
-    out: [N, num_heads * head_dim], contiguous; only these rows' tokens are written
+    out: [N, num_heads * value_dim], contiguous; only these rows' tokens are written
     scale: factor of scores; kv_scales: factors of the keys and values in the pages
     soft_cap: scores become cap * tanh(score / cap); sinks: [num_heads], a score of each head without a value
     sums: float32 [N, num_heads], contiguous: gets the logarithms of the sums of weights; -inf without positions
     """
-    num_heads, head_dim = query.shape[1:]
-    page_size, num_kv_heads = pages.shape[2:4]
     launch(
         _extend,
-        (num_kv_heads, len(tiles)),
+        (heads.count, len(tiles)),
         query,
         pages[0],
-        pages[1],
+        pages[-1],
         block_table,
         qo_indptr,
         kv_lens,
@@ -118,23 +118,25 @@ def extend(
         query if sinks is None else sinks,
         query if sums is None else sums,
         scale * kv_scales[0] * LOG2_E,
-        kv_scales[1],
+        kv_scales[0 if heads.rest else 1],
         *query.stride()[:2],
-        *pages.stride()[1:4],
+        *heads.kv_strides(pages),
         block_table.stride(0),
-        NUM_HEADS=num_heads,
-        GROUP=num_heads // num_kv_heads,
+        NUM_HEADS=heads.num_heads,
+        GROUP=heads.group,
         BLOCK_M=program.rows,
-        PAGE_SIZE=page_size,
-        HEAD_DIM=head_dim,
-        BLOCK_D=block_of(head_dim),
+        PAGE_SIZE=pages.shape[2],
+        HEAD_DIM=heads.head_dim,
+        BLOCK_D=block_of(heads.head_dim),
+        REST=heads.rest,
+        BLOCK_R=block_of(heads.rest),
         WINDOW=window or 0,
         SOFT_CAP=soft_cap or 0.0,
         HAS_SINKS=sinks is not None,
         HAS_SUMS=sums is not None,
         IS_CAUSAL=is_causal,
         INTERPRETED=is_interpreted(_extend),
-        num_warps=num_warps(program, head_dim),
+        num_warps=num_warps(program, heads.head_dim),
         num_stages=program.num_stages,
     )
 
@@ -165,6 +167,8 @@ def _extend(
     PAGE_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -185,12 +189,12 @@ def _extend(
     packed = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     index = first + packed // GROUP
-    is_real = (packed < BLOCK_M // GROUP * GROUP) & (index < num_queries)
-    is_real = is_real[:, None] & (dims < HEAD_DIM)[None, :]
+    is_query = (packed < BLOCK_M // GROUP * GROUP) & (index < num_queries)
+    is_real = is_query[:, None] & (dims < HEAD_DIM)[None, :]
     token = (begin + index).to(tl.int64)
     head = kv_head * GROUP + packed % GROUP
-    places = (token * query_stride + head * query_head_stride)[:, None] + dims[None, :]
-    block = tl.load(query + places, mask=is_real, other=0.0)
+    begins = token * query_stride + head * query_head_stride
+    block, rest = load_queries(query, begins, is_query, HEAD_DIM, BLOCK_D, REST, BLOCK_R)
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     highest = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
@@ -223,6 +227,7 @@ def _extend(
                     highest,
                     total,
                     block,
+                    rest,
                     positions,
                     (positions >= start) & (positions < end),
                     seen,
@@ -235,12 +240,12 @@ def _extend(
                     PAGE_SIZE,
                     HEAD_DIM,
                     BLOCK_D,
+                    REST,
                     SOFT_CAP,
                     phase != 1,
                     INTERPRETED,
                 )
     if HAS_SUMS:
-        is_query = (packed < BLOCK_M // GROUP * GROUP) & (index < num_queries)
         store_sums(sums + token * NUM_HEADS + head, highest, total, is_query)
     acc = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale  # Padding has no visible position.
     places = (token * NUM_HEADS + head)[:, None] * HEAD_DIM + dims[None, :]

@@ -94,23 +94,49 @@ def seen_tiles(offset, first, last, WINDOW: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
+def load_queries(
+    query,
+    begins,
+    is_row,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """Return the queries [M, BLOCK_D] that begin at these places [M], and their further numbers, [M, BLOCK_R] if
+    REST; zeros for rows that are none.
+    """
+    dims = tl.arange(0, BLOCK_D)
+    is_real = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    block = tl.load(query + begins[:, None] + dims[None, :], mask=is_real, other=0.0)
+    rest = block
+    if REST > 0:
+        dims = HEAD_DIM + tl.arange(0, BLOCK_R)
+        is_real = is_row[:, None] & (dims < HEAD_DIM + REST)[None, :]
+        rest = tl.load(query + begins[:, None] + dims[None, :], mask=is_real, other=0.0)
+    return block, rest
+
+
+@triton.jit
 def attend(
     acc,  # float32 [M, BLOCK_D]: sum of weighted values, relative to `highest`
     highest,  # float32 [M]: largest score so far
     total,  # float32 [M]: sum of weights, relative to it
     query,  # [M, BLOCK_D]
+    rest,  # [M, BLOCK_R]: the queries' further numbers; ignored unless REST
     positions,  # int32 [TILE]
     exists,  # bool [TILE]: other positions are not read
     seen,  # bool [M, TILE] or [1, TILE]; ignored unless MASKED
     table,  # the row's page ids
     keys,  # the KV head's first element
-    values,
+    values,  # ignored if REST
     page_stride,
     token_stride,
     scale,  # factor of scores, times log2(e)
     PAGE_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,  # latent KV: numbers of a key after the HEAD_DIM that are its value; otherwise 0
     SOFT_CAP: tl.constexpr,  # 0: none
     MASKED: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -118,13 +144,22 @@ def attend(
     """Return `acc`, `highest` and `total` after one more tile."""
     dims = tl.arange(0, BLOCK_D)
     pages = tl.load(table + positions // PAGE_SIZE, mask=exists, other=0).to(tl.int64)
-    offsets = pages * page_stride + (positions % PAGE_SIZE) * token_stride
-    offsets = offsets[:, None] + dims[None, :]
+    begins = pages * page_stride + (positions % PAGE_SIZE) * token_stride
+    offsets = begins[:, None] + dims[None, :]
     held = exists[:, None] & (dims < HEAD_DIM)[None, :]
     dot_type: tl.constexpr = tl.float32 if INTERPRETED else query.dtype
     key = tl.load(keys + offsets, mask=held, other=0.0).to(query.dtype).to(dot_type)
-    value = tl.load(values + offsets, mask=held, other=0.0).to(query.dtype).to(dot_type)
-    scores = tl.dot(query.to(dot_type), tl.trans(key), input_precision="ieee") * scale
+    value = key
+    if REST == 0:
+        value = tl.load(values + offsets, mask=held, other=0.0).to(query.dtype).to(dot_type)
+    scores = tl.dot(query.to(dot_type), tl.trans(key), input_precision="ieee")
+    if REST > 0:
+        rest_dims = tl.arange(0, rest.shape[1])
+        held = exists[:, None] & (rest_dims < REST)[None, :]
+        offsets = begins[:, None] + HEAD_DIM + rest_dims[None, :]
+        key_rest = tl.load(keys + offsets, mask=held, other=0.0).to(query.dtype).to(dot_type)
+        scores = tl.dot(rest.to(dot_type), tl.trans(key_rest), scores, input_precision="ieee")
+    scores = scores * scale
     if SOFT_CAP > 0:
         scores = _tanh(scores * (1.0 / (SOFT_CAP * _LOG2_E))) * (SOFT_CAP * _LOG2_E)
     if MASKED:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
@@ -218,6 +219,10 @@ def delta_prompts() -> None:
     advance_rows(torch.zeros(3, 2, 128, 128), convolved, torch.zeros(70, 2), torch.zeros(70, 2), pieces)
 
 
+_LATENT = Heads(16, 1, 576, 512)
+"""DeepSeek-V2-Lite's heads, or those of a rank of eight of DeepSeek-V3."""
+
+
 CASES: dict[int, tuple[Callable[[], None], ...]] = {
     75: (
         partial(attention, HALF, HALF, Heads(4, 2, 64), 16, rows=EXTEND),
@@ -239,6 +244,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
     86: (partial(experts, 2048), delta_prompts),
     89: (
         partial(attention, BRAIN, FP8, Heads(8, 2, 128), 64),
+        partial(attention, BRAIN, FP8, _LATENT, 64, rows=DECODES),
         partial(quantized_experts, Fp8BlockLinear, 16, BRAIN),
     ),
     90: (
@@ -246,6 +252,8 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(attention, BRAIN, FP8, Heads(4, 2, 128), 16, rows=DECODES),
         partial(attention, BRAIN, BRAIN, Heads(2, 2, 256), 1, soft_cap=50.0, has_sinks=True),
         partial(parts_of_kv, Heads(8, 1, 128)),
+        partial(attention, BRAIN, BRAIN, _LATENT, 64),
+        partial(attention, BRAIN, BRAIN, replace(_LATENT, group=128), 64, rows=DECODES),
         partial(prompts_by_tma, BRAIN, Heads(4, 2, 128), (128, 2)),
         partial(prompts_by_tma, FP8, Heads(4, 2, 128), (64, 3), 100),
         partial(attention, BRAIN, BRAIN, Heads(8, 2, 64), 16, 128, has_sinks=True, rows=DECODES),
@@ -278,6 +286,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
     100: (
         partial(prompts_by_tma, BRAIN, Heads(4, 2, 128), (128, 2)),
         partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),
+        partial(attention, BRAIN, BRAIN, _LATENT, 64, rows=DECODES),
         partial(rounding, BRAIN, 8192, 28_672),
         partial(few_rows_fp8, 4096, 4096),
         *(partial(blocks, num_rows, 4096, 4096) for num_rows in (64, 128)),

@@ -61,7 +61,7 @@ class GatheringStep:
         rows = torch.searchsorted(ends, tokens, right=True).clamp(max=num_rows - 1)  # padding: any row
         lens = (batch.kv_lens - (ends - begins) + 1 - begins)[rows] + tokens
         table, lens = batch.block_table[rows].long(), lens.clamp(min=1)[:, None]
-        keys, values = pages[:, table].flatten(2, 3).transpose(2, 3)  # [tokens, heads, positions, dim]
+        keys, values = self._gathered(pages, table)
         places = torch.arange(keys.shape[2])
         mask = places < lens
         if window is not None:
@@ -85,7 +85,7 @@ class GatheringStep:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of one token, which see all that the device says."""
         table, lens = self.batch.block_table.long(), self.batch.kv_lens[:, None]
-        keys, values = pages[:, table].flatten(2, 3).transpose(2, 3)
+        keys, values = self._gathered(pages, table)
         seen = (torch.arange(keys.shape[2]) < lens)[:, None, None]
         grouped = query.reshape(len(query), keys.shape[1], -1, self._shape.head_dim)
         keys = torch.where(seen.transpose(2, 3), keys, 0.0)
@@ -93,7 +93,12 @@ class GatheringStep:
         sums = scores.logsumexp(-1)
         weights = torch.where(seen, torch.exp(scores - sums[..., None]), 0.0)
         out = weights @ torch.where(seen.transpose(2, 3), values, 0.0)
-        return out.reshape(query.shape), sums.flatten(1)
+        return out.reshape(*query.shape[:2], -1), sums.flatten(1)
+
+    def _gathered(self, pages: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and values of all positions, each [tokens, heads, positions, dim]."""
+        parts = pages[:, table].flatten(2, 3).transpose(2, 3)
+        return parts[0], parts[-1][..., : self._shape.value_dim]
 
 
 class Recording:

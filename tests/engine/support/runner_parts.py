@@ -30,10 +30,10 @@ def with_our_kernels(runner: ModelRunner) -> ModelRunner:
 
     facts, decoder = runner.model_config, runner.decoder
     assert isinstance(decoder, Decoder)
-    rotary = Rotary.of(facts.ropes, facts.head_dim, decoder.embed.weight.dtype, runner.device)
+    rotary = Rotary.of(facts.ropes, facts.attention.turned_dim, decoder.embed.weight.dtype, runner.device)
     decoder.operations = partial(TritonOperations, rotary)
-    heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
-    return with_attention(runner, TritonAttention(AttentionShape(*heads, runner.page_size, frozenset({None}))))
+    shape = AttentionShape.of(facts.attention, frozenset({None}), runner.page_size)
+    return with_attention(runner, TritonAttention(shape))
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def test_rows_of_one_item_need_no_parts(launched: dict[str, list[tuple[Any, ...]
         step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
         store_kv(case.pages.layer(0), case.batch.slot_mapping, *case.new())
         step.attend(case.pages.layer(0), case.query(), None)
-        _, _, _, _, _, parts, _ = launched["decode"][-1]
+        _, _, _, _, _, parts, *_ = launched["decode"][-1]
         parts.values.fill_(torch.nan)
         out = step.attend(case.pages.layer(0), case.query(), None)
         assert (out.double() - case.expected()).abs().max() < 1e-5

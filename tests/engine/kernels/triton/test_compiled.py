@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("triton")
 from engine.kernels.triton.expert_products import _BLOCKS, _FP8
-from engine.kernels.triton.launch_config import DECODE_THREADS, programs_per_sm
+from engine.kernels.triton.launch_config import programs_per_sm
 
 PRODUCTS = {
     "cascade._attend_shared",
@@ -126,5 +126,7 @@ def test_kernels_compile_for_gpus_and_fit_there(tmp_path: Path) -> None:
         if attends and launch["capability"] in _SHARED_OF_SM_KIB:
             shared = _SHARED_OF_SM_KIB[launch["capability"]] * 1024
             widens = launch["widens"] or launch["kernel"] == "cascade._attend_shared"
-            beside = programs_per_sm(launch["shared"] + 1024, shared, widens=widens)
-            assert beside * DECODE_THREADS * launch["registers"] <= 65_536, launch
+            threads = 32 * launch["with"]["num_warps"]
+            beside = programs_per_sm(launch["shared"] + 1024, shared, widens=widens, threads=threads)
+            assert beside * threads * launch["registers"] <= 65_536, launch
+            assert not launch["with"]["REST"] or launch["stack"] <= 64, launch

@@ -36,9 +36,9 @@ def tokens(model: Path, attention: str, **settings: object) -> list[list[int]]:
     return [row.request.tokens for row in (first, second, third)]
 
 
-@pytest.mark.parametrize("family", ["qwen2_sliding", "mqa", "qwen3"])
+@pytest.mark.parametrize("family", ["qwen2_sliding", "mqa", "qwen3", "deepseek_v3"])
 def test_a_model_generates_the_same_tokens_as_on_reference(family: str, tmp_path: Path) -> None:
-    """Some models have windows in some layers, a single KV head, or heads of 32 or 64 numbers."""
+    """Some models have windows in some layers, a single KV head, heads of 32 or 64 numbers, or latent KV."""
     model = save_tiny(family, tmp_path, num_hidden_layers=2)
     assert tokens(model, "triton") == tokens(model, "reference")
 

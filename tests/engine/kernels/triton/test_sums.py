@@ -17,7 +17,7 @@ ROWS = {
     "prompts": [(3, 1), (70, 20), (0, 33), (130, 2)],
     "a few tokens after many": [(1100, 1), (1500, 5), (1100, 3)],
 }
-BACKENDS = [("reference", None), ("reference", 16), ("triton", None)]
+BACKENDS = [("reference", None), ("reference", 16), ("triton", None), ("triton", 16)]
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
