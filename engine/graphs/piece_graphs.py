@@ -37,21 +37,23 @@ class PieceGraphs:
         max_tokens: int,
         num_heads: int,
         head_dim: int,
+        value_dim: int,
         empty_slot: int,
         hidden: torch.Tensor,
         capture: CutCapture,
         num_groups: int = 1,
         above: int = 0,
     ) -> None:
-        """num_heads, head_dim: of attention's queries and results; hidden: [max_tokens, H] at least, for results;
-        num_groups: see `StepInputs`; above: tokens up to which other graphs run all steps.
+        """num_heads, head_dim, value_dim: of attention's queries, and the numbers of each one's result; hidden:
+        [max_tokens, H] at least, for results; num_groups: see `StepInputs`; above: tokens up to which other graphs
+        run all steps.
         """
         self._layers, self._hidden, self._cut = layers, hidden, capture.cut
         self._sizes = piece_sizes(max_tokens, above)
         self._num_groups = num_groups
         self._inputs = StepInputs(max_tokens, empty_slot, hidden.device, num_groups=num_groups)
         self._query = hidden.new_zeros(max_tokens, num_heads, head_dim)
-        self._attended = hidden.new_zeros(max_tokens, num_heads * head_dim)
+        self._attended = hidden.new_zeros(max_tokens, num_heads * value_dim)
         self._step: AttentionStep | None = None
         self.graphs = StepGraphs(self._sizes, self._compute, capture)
         """Each consists of one more CUDA graph than there are layers."""

@@ -35,8 +35,11 @@ _NODE_BYTES = 16 * 1024
 """Driver memory per kernel of a graph: a safe estimate, logged with the actual amount."""
 _PIECE_BYTES = 32 * 1024
 """The same for each graph of a step in pieces, in addition to its kernels."""
+_PARTS_OF_ROW, _PARTS_OF_GPU = 5, 1280
+"""Partial results of decodes' attention: for each row of the largest graph, and for 160 multiprocessors."""
 _BYTES_BESIDE = 64 * 2**20
-"""Memory for libraries' workspaces and attention's layouts."""
+"""Memory for libraries' workspaces and attention's layouts, and for the partial results of heads that are not
+latent."""
 
 
 class Graphs(Protocol):
@@ -149,10 +152,14 @@ def graph_bytes(
         layer += 4 * (model.delta_net.kernel * model.delta_net.channels + model.delta_net.values)
         num_nodes += model.num_recurrent_layers * _NODES_OF_DELTA_NETS
     logits = model.vocab_size * (element_bytes + 4 + 3)  # masks take bytes, not bits, while they are applied
+    parts = (
+        (_PARTS_OF_ROW * rows[-1] + _PARTS_OF_GPU) * 4 * model.attention.num_heads * (model.attention.latent or 0)
+    )
     tables = 4 * (TABLE + num_groups * -(-max_model_len // config.page_tokens))
     host = num_graphs * num_nodes * _NODE_BYTES + len(pieces) * (model.num_layers + 1) * _PIECE_BYTES
     num_tables = rows[-1] + max([0, *(size.rows for size in drafts)]) + max([0, *spreads])
-    return num_tokens * layer * element_bytes + rows[-1] * logits + num_tables * tables + host + _BYTES_BESIDE
+    inputs = rows[-1] * logits + num_tables * tables
+    return num_tokens * layer * element_bytes + inputs + parts + host + _BYTES_BESIDE
 
 
 def capture_all(kinds: Sequence[Graphs], device: torch.device, reserved: int) -> None:

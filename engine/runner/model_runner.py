@@ -193,7 +193,6 @@ class ModelRunner:
         """
         config, empty_slot = self.model_config, self._reserve() * self.page_size
         heads = config.attention
-        is_plain = heads.latent is None and config.chunk is None
         sizes = self._sizes_of_rows(widths, max_running)
         most = max([max_tokens, *(size.num_tokens for size in sizes)])
         hidden = torch.zeros(most, self.hidden_width, dtype=self._decoder_type, device=self.device)
@@ -207,9 +206,9 @@ class ModelRunner:
         if self.spreads_prompts and spread_sizes(max_tokens):
             spreads = SpreadGraphs(self._layers, max_tokens, *room, empty_slot, hidden, capture)
         above = 0 if spreads is None else LONGEST
-        if max_tokens > above and is_plain:
+        if max_tokens > above and config.chunk is None:
             decoder = partial(self.decoder, pages=self.pages)
-            shape = heads.num_heads, heads.head_dim
+            shape = heads.num_heads, heads.head_dim, heads.latent or heads.head_dim
             pieces = PieceGraphs(decoder, max_tokens, *shape, empty_slot, hidden, capture, num_groups, above)
         self._others = TokenGraphs(drafts, spreads, pieces)
         return self._others

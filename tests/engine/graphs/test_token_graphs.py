@@ -95,6 +95,18 @@ def test_layers_with_a_window_are_recorded_with_page_tables_of_their_own_and_wit
     assert not runner.pages.data[:, :, runner.pages.null_page].any()
 
 
+def test_latent_kv_is_recorded_too(tmp_path: Path) -> None:
+    """Decodes, draft tokens, and prompts in pieces, of which a result has fewer numbers than its query."""
+    speculation = Speculation(max_drafts=3, adaptive=False)
+    config = config_for(save_tiny("deepseek_v3", tmp_path), kv_pages=36, speculation=speculation)
+    runner, recording = graphed(config, config.max_step_tokens, WIDTHS)
+    got, _ = play_workload(Engine(config, runner), 3)
+    expected, _ = play_workload(Engine(config, load_model(config)), 3)
+    assert_same_tokens(got, expected)
+    assert recording.num_replayed > 20 and recording.num_cuts > 0
+    assert not runner.pages.data[:, :, runner.pages.null_page].any()
+
+
 def test_rows_with_any_number_of_drafts_are_one_graph(model: Path) -> None:
     """Rows of 3, 1 and 2 tokens take the graph of 4 rows of 4 tokens, with attention in it."""
     config = config_for(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +18,19 @@ from engine.attention.base import AttentionShape, preferred
 from engine.attention.kv_pages import FP8, MAX_FP8, store_kv
 from engine.attention.reference import ReferenceAttention
 from engine.attention.triton import TritonAttention
+from engine.graphs.setup import graph_bytes
 from engine.kernels.triton import launch_config
-from engine.kernels.triton.decode import decode_config
+from engine.kernels.triton.decode import Parts, decode_config
 from engine.kernels.triton.extend import extend_config
 from engine.kernels.triton.kv_heads import KVHeads
+from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.work_list import WorkList
+from engine.model_config.config import ModelConfig
+from engine.model_parts.parts import LatentAttentionConfig
+from engine.settings.config import EngineConfig
 from tests.engine.support.devices import DEVICE
-from tests.engine.support.paged_kv import Heads, Paged
+from tests.engine.support.oracle import save_tiny
+from tests.engine.support.paged_kv import CPU, Heads, Paged
 from tests.engine.support.shared_pages import SharedPages, SharingRow
 
 paged = partial(Paged, device=DEVICE)
@@ -147,3 +154,15 @@ def test_attention_is_by_these_kernels_and_can_be_recorded() -> None:
     assert TritonAttention.unavailable(shape, torch.bfloat16, DEVICE) is None
     assert TritonAttention(shape).is_capturable and TritonAttention(shape).captures_prompts
     assert preferred(["triton", "reference"], torch.device("cuda"))[0] == "triton"
+
+
+def test_their_partial_results_are_counted_for_graphs(tmp_path: Path) -> None:
+    """Those of 256 rows take 76 MiB on an H100 for 16 heads of 512 numbers."""
+    facts, config = ModelConfig.from_directory(save_tiny("deepseek_v3", tmp_path)), EngineConfig(max_running=256)
+    latent = facts.attention
+    assert isinstance(latent, LatentAttentionConfig)
+    wider = replace(facts, attention=replace(latent, rank=latent.rank + 1))
+    counted = graph_bytes(config, wider, 2, 512) - graph_bytes(config, facts, 2, 512)
+    capacity = WorkList(256, 1, 132, CPU, RowGroups(256, 64, 2, CPU), 132).capacity
+    parts = Parts(capacity, KVHeads(1, 16, 512, 64), CPU).values.nbytes
+    assert parts <= counted * 512 * 16 / latent.num_heads <= 1.3 * parts
