@@ -26,7 +26,7 @@ class Case(NamedTuple):
     shape: AttentionShape
     batch: AttentionBatch
     pages: torch.Tensor
-    """[2, num_pages + 1, page_size, num_kv_heads, head_dim]"""
+    """[2, num_pages + 1, page_size, num_kv_heads, head_dim]; [1, ...] of latent KV"""
     query: torch.Tensor
     """[N, num_heads, head_dim]"""
     window: int | None
@@ -38,15 +38,16 @@ class Case(NamedTuple):
         return self.pages.shape[1] - 1
 
     def expected(self) -> torch.Tensor:
-        """float32 [N, num_heads * head_dim]: attention written out, row by row."""
+        """float32 [N, num_heads * value_dim]: attention written out, row by row."""
         out, at = [], 0
-        pages = self.pages.float() * torch.tensor(self.scales, device=self.pages.device).view(2, 1, 1, 1, 1)
+        scales = torch.tensor(self.scales[: len(self.pages)], device=self.pages.device)
+        pages = self.pages.float() * scales.view(-1, 1, 1, 1, 1)
         for row, (end, length) in enumerate(zip(self.batch.kv_lens_host, self.batch.query_lens, strict=True)):
             query = self.query[at : at + length].float().transpose(0, 1)
             at += length
             table = self.batch.block_table[row, : -(-end // self.shape.page_size)].long()
-            keys, values = pages[:, table].flatten(1, 2)[:, :end].unbind()
-            out.append(self._row(query, keys, values))
+            parts = pages[:, table].flatten(1, 2)[:, :end]
+            out.append(self._row(query, parts[0], parts[-1][..., : self.shape.value_dim]))
         return torch.cat(out)
 
     def _row(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -71,7 +72,8 @@ def make_case(
     generator = torch.Generator(device).manual_seed(0)
     counts = [-(-(start + length) // shape.page_size) for start, length in rows]
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0)).tolist()
-    size = (2, sum(counts) + 1, shape.page_size, shape.num_kv_heads, shape.head_dim)
+    parts = 2 if shape.latent is None else 1
+    size = (parts, sum(counts) + 1, shape.page_size, shape.num_kv_heads, shape.head_dim)
     pages = torch.empty(size, dtype=dtype, device=device).normal_(generator=generator)
     pages[:, -1] = 0
     is_fp8 = shape.kv_dtype == FP8

@@ -110,7 +110,7 @@ class Child:
         from benchmarks.gpu_sections.kernel_speed import FULL, TINY, KernelSpeed
 
         speed = KernelSpeed(self._device, self._require_rates(), TINY if self._is_tiny else FULL)
-        for part in (speed.attention, speed.operations, speed.sampler):
+        for part in (speed.attention, speed.latent_attention, speed.operations, speed.sampler):
             yield from part()
 
     def _check(self) -> Iterator[Measurement]:

@@ -44,6 +44,8 @@ class Layout(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
     kv_dtype: torch.dtype = torch.bfloat16
     """Type of the pages: the same, or fp8."""
+    latent: int | None = None
+    """How many of a key's numbers are its value; None: values are separate."""
 
     @property
     def type_name(self) -> str:
@@ -54,7 +56,8 @@ class Layout(NamedTuple):
     def shape(self) -> AttentionShape:
         """What a backend is built for."""
         heads = self.num_heads, self.num_kv_heads, self.head_dim
-        return AttentionShape(*heads, self.page_size, frozenset({self.window}), self.kv_dtype)
+        windows = frozenset({self.window})
+        return AttentionShape(*heads, self.page_size, windows, self.kv_dtype, latent=self.latent)
 
     @staticmethod
     def rows(kind: str, is_tiny: bool) -> list[tuple[int, int]]:
@@ -67,8 +70,9 @@ class Layout(NamedTuple):
         return {"decode": decodes, "extend": extends, "mixed": decodes[:3] + extends}[kind]
 
     def __str__(self) -> str:
-        window = "" if self.window is None else f", window {self.window}"
-        return f"{self.num_heads}/{self.num_kv_heads} heads of {self.head_dim}, pages of {self.page_size}{window}"
+        more = "" if self.window is None else f", window {self.window}"
+        more += "" if self.latent is None else f", {self.latent} of which are values"
+        return f"{self.num_heads}/{self.num_kv_heads} heads of {self.head_dim}, pages of {self.page_size}{more}"
 
 
 _LAYOUTS = (
@@ -80,6 +84,8 @@ _LAYOUTS = (
     Layout(32, 8, 128, page_size=1, window=100),
     Layout(32, 8, 128, dtype=torch.float16, kv_dtype=torch.float16),
     Layout(32, 8, 128, kv_dtype=FP8),
+    Layout(16, 1, 576, page_size=64, latent=512),
+    Layout(128, 1, 576, page_size=64, kv_dtype=FP8, latent=512),
 )
 _PACKAGES = ("flash_attn", "flashinfer")
 _PACKAGED_LAYOUTS = (Layout(32, 8, 128),)
@@ -88,6 +94,7 @@ _TINY_LAYOUTS = (
     Layout(4, 2, 32),
     Layout(4, 2, 32, page_size=3, window=30, dtype=torch.float16, kv_dtype=torch.float16),
     Layout(4, 2, 32, kv_dtype=FP8),
+    Layout(40, 1, 48, kv_dtype=FP8, latent=32),
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -41,6 +42,16 @@ class Sizes(NamedTuple):
     inner: int
     rows: int
     vocab: int
+    latent: Latent
+
+
+class Latent(NamedTuple):
+    """Attention over latent KV."""
+
+    num_heads: tuple[int, ...]
+    key_dim: int
+    value_dim: int
+    batches: tuple[tuple[int, int, int], ...]
 
 
 FULL = Sizes(
@@ -61,9 +72,10 @@ FULL = Sizes(
     14_336,
     256,
     128_256,
+    Latent((16, 128), 576, 512, ((1, 4095, 1), (32, 4095, 1), (128, 4095, 1), (1, 0, 4096))),
 )
-"""A layer of Llama-3.1-8B."""
-TINY = Sizes((4, 2, 32), ((2, 30, 1), (1, 0, 20)), (3,), 64, 96, 4, 300)
+"""A layer of Llama-3.1-8B, and the attention of DeepSeek-V2-Lite, or a rank of eight of V3, and of V3."""
+TINY = Sizes((4, 2, 32), ((2, 30, 1), (1, 0, 20)), (3,), 64, 96, 4, 300, Latent((4,), 48, 32, ((2, 30, 1),)))
 
 
 class KernelSpeed:
@@ -83,21 +95,42 @@ class KernelSpeed:
                 yield self._timed(
                     f"attention, {rows} x {new} after {start}",
                     name,
-                    partial(self._attention, backend(self._shape), rows, start, new),
-                    *self._work(rows, start, new),
+                    partial(self._attention, backend(self._shape), self._shape, rows, start, new),
+                    *self._work(self._shape, rows, start, new),
                 )
 
-    def _attention(self, backend: AttentionBackend, rows: int, start: int, new: int) -> Callable[[], object]:
+    def latent_attention(self) -> Iterator[Measurement]:
+        """Time one layer over latent KV, as our kernels and plain torch read it; prompts by our kernels only."""
+        sizes = self._sizes.latent
+        for num_heads, by in product(sizes.num_heads, ("triton", "reference")):
+            shape = AttentionShape(num_heads, 1, sizes.key_dim, 64, frozenset({None}), latent=sizes.value_dim)
+            [(_, backend)] = consider(shape, _DTYPE, self._device, by)
+            if isinstance(backend, str):
+                yield Measurement(f"latent attention, {num_heads} heads", by=by, note=f"left out: {backend}")
+                continue
+            for rows, start, new in sizes.batches:
+                if by == "triton" or new == 1:
+                    yield self._timed(
+                        f"latent attention, {num_heads} heads, {rows} x {new} after {start}",
+                        by,
+                        partial(self._attention, backend(shape), shape, rows, start, new),
+                        *self._work(shape, rows, start, new),
+                    )
+
+    def _attention(
+        self, backend: AttentionBackend, shape: AttentionShape, rows: int, start: int, new: int
+    ) -> Callable[[], object]:
         """One layer's call, on pages of its own."""
-        case = make_case([(start, new)] * rows, self._shape, None, _DTYPE, self._device)
+        case = make_case([(start, new)] * rows, shape, None, _DTYPE, self._device)
         return partial(backend.prepare(case.batch, case.null_page).attend, *case[2:])
 
-    def _work(self, rows: int, start: int, new: int) -> tuple[float, float]:
+    def _work(self, shape: AttentionShape, rows: int, start: int, new: int) -> tuple[float, float]:
         """Bytes of keys and values, and operations, of rows that attend to what is before them."""
-        end, (num_heads, num_kv_heads, head_dim) = start + new, self._sizes.heads
+        end, value_dim = start + new, shape.value_dim
         pairs = (end * (end + 1) - start * (start + 1)) / 2
-        num_bytes = 2 * rows * end * num_kv_heads * head_dim * _DTYPE.itemsize
-        return num_bytes, 4 * rows * pairs * num_heads * head_dim
+        numbers = shape.num_kv_heads * (shape.head_dim + (value_dim if shape.latent is None else 0))
+        operations = 2 * rows * pairs * shape.num_heads * (shape.head_dim + value_dim)
+        return rows * end * numbers * _DTYPE.itemsize, operations
 
     def operations(self) -> Iterator[Measurement]:
         """What a layer computes beside attention and products: bytes that are read and written."""

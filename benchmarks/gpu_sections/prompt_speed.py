@@ -96,7 +96,7 @@ class PromptSpeed(KernelSpeed):
         except Exception as failure:
             return Measurement(what, by=name, note=f"failed: {type(failure).__name__}: {str(failure)[:200]}")
         del case
-        line = self._timed(what, name, lambda: make(new_case()), *self._work(rows, start, new))
+        line = self._timed(what, name, lambda: make(new_case()), *self._work(shape, rows, start, new))
         said = f"first call {1000 * firsts[0]:.2f} ms, in another thread {1000 * firsts[1]:.2f} ms"
         note = "; ".join(part for part in (line.note, said) if part)
         return replace(line, passed=None if error is None else error <= _MOST_ERROR, error=error, note=note)

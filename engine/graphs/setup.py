@@ -152,9 +152,8 @@ def graph_bytes(
         layer += 4 * (model.delta_net.kernel * model.delta_net.channels + model.delta_net.values)
         num_nodes += model.num_recurrent_layers * _NODES_OF_DELTA_NETS
     logits = model.vocab_size * (element_bytes + 4 + 3)  # masks take bytes, not bits, while they are applied
-    parts = (
-        (_PARTS_OF_ROW * rows[-1] + _PARTS_OF_GPU) * 4 * model.attention.num_heads * (model.attention.latent or 0)
-    )
+    num_parts = _PARTS_OF_ROW * rows[-1] + _PARTS_OF_GPU
+    parts = 4 * num_parts * model.attention.num_heads * (model.attention.latent or 0)
     tables = 4 * (TABLE + num_groups * -(-max_model_len // config.page_tokens))
     host = num_graphs * num_nodes * _NODE_BYTES + len(pieces) * (model.num_layers + 1) * _PIECE_BYTES
     num_tables = rows[-1] + max([0, *(size.rows for size in drafts)]) + max([0, *spreads])
