@@ -19,10 +19,8 @@ with the reference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -30,8 +28,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from engine.attention.base import AttentionShape, AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.attention.other_rows import OtherRows
 from engine.attention.packages import Capability, capability, misfit
-from engine.attention.pinned import on_device
 from engine.attention.triton import TritonAttention
 
 _OLDEST: Capability = (8, 0)
@@ -101,7 +99,7 @@ class CudnnStep:
             _Prompt(batch, row, slice(starts[row], starts[row + 1]), shape.page_size, padding) for row in prompts
         ]
         rest = [row for row in range(len(batch.query_lens)) if row not in set(prompts)]
-        self._rest = _Rest(batch, rest, starts, triton, null_page) if rest else None
+        self._rest = OtherRows(batch, rest, triton, null_page) if rest else None
         self._windowed: AttentionStep | None = None
 
     def attend(
@@ -119,8 +117,8 @@ class CudnnStep:
         out = query.new_empty(len(query), query.shape[1] * query.shape[2])
         for prompt in self._prompts:
             prompt.attend(pages, query, out, self._scale)
-        if self._rest is not None:
-            self._rest.attend(pages, query, out, scales)
+        if (rest := self._rest) is not None:
+            out[rest.tokens] = rest.step.attend(pages, query.index_select(0, rest.tokens), None, scales)
         return out
 
 
@@ -187,42 +185,6 @@ def attend_with_sums(
         queries, keys, values, None, compute_log_sumexp=True, is_causal=is_causal, scale=scale
     )
     return attended, sums.view(queries.shape[1], queries.shape[2])
-
-
-class _Rest:
-    """The other rows, as a separate batch."""
-
-    def __init__(
-        self,
-        batch: AttentionBatch,
-        rows: Sequence[int],
-        starts: Sequence[int],
-        triton: TritonAttention,
-        null_page: int,
-    ) -> None:
-        """`starts`: the first token of each row of the batch."""
-        device = batch.kv_lens.device
-        lens = [batch.query_lens[row] for row in rows]
-        at = on_device(np.array(rows, dtype=np.int64), device)
-        tokens = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows])
-        self._tokens = on_device(tokens, device)
-        own = replace(
-            batch,
-            query_lens=lens,
-            kv_lens_host=[batch.kv_lens_host[row] for row in rows],
-            qo_indptr=on_device(np.cumsum([0, *lens], dtype=np.int32), device),
-            kv_lens=batch.kv_lens.index_select(0, at),
-            block_table=batch.block_table.index_select(0, at),
-            slot_mapping=batch.slot_mapping.index_select(0, self._tokens),
-            positions=batch.positions.index_select(0, self._tokens),
-            more_tables=None,
-            more_slots=None,
-        )
-        self._step = triton.prepare(own, null_page)
-
-    def attend(self, pages: torch.Tensor, query: torch.Tensor, out: torch.Tensor, scales: KVScales) -> None:
-        """Write the result of these tokens to `out`."""
-        out[self._tokens] = self._step.attend(pages, query.index_select(0, self._tokens), None, scales)
 
 
 def _unfit(shape: AttentionShape, dtype: torch.dtype) -> str | None:

@@ -12,6 +12,7 @@ import torch
 from engine.attention.base import AttentionBackend, AttentionShape, choose_backend
 from engine.attention.by_heads import AttentionByHeads, KVShape
 from engine.attention.chunked import ChunkedAttention
+from engine.attention.expanded import ExpandingAttention
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import FP8, KVPages
 from engine.attention.layer_groups import GroupedAttention, shapes
@@ -165,6 +166,8 @@ class _Loading:
             ring_tokens = self._config.ring_attention_tokens
             return ContextParallelAttention(self._choose, heads, self._ranks.context, ring_tokens)
         backend = self._choose(heads)
+        if heads.latent is not None and self._device.type == "cuda":
+            return ExpandingAttention(backend, heads)
         if self._model.chunk is None:
             return backend
         return ChunkedAttention(backend, self._model.chunk, self._config.page_tokens)

@@ -11,8 +11,7 @@ expansion, times the latent. The result is attention in which all heads share on
                                                                                        │
                                                           output ◀─ x expansion to values
 
-Prompts are computed in the same way: otherwise each piece of a prompt would have to expand the whole prefix again,
-and a batch's decodes and prompts would need two kinds of attention over the same pages.
+On GPUs, rows of many tokens expand keys and values instead (`engine/attention/expanded.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 
 from engine.attention.base import AttentionStep
+from engine.attention.expanded import ExpandedStep, HeadsQuery
 from engine.attention.kv_pages import UNSCALED, store_kv
 from engine.layers.linear import Rounded, rounds
 from engine.layers.operations import Operations
@@ -66,11 +66,20 @@ class LatentAttention(nn.Module):
         written = step_written(step, pages)
         store_kv(written, step.batch.slot_mapping, self._key(key, operations), None, self.kv_scales)
         to_keys, to_values = self.expansion.tensor_split((shape.plain_dim,), dim=1)
-        query = self._query(queries, to_keys, operations)
-        attended = step.attend(pages, query, self._window, self.kv_scales)
-        # Per head: [heads, N, rank] times [heads, rank, value_dim].
-        values = attended.view(len(attended), -1, shape.rank).transpose(0, 1) @ to_values.transpose(1, 2)
-        output: torch.Tensor = self.o_proj(values.transpose(0, 1).flatten(1))
+        query = self._query(queries, operations)
+
+        def absorbed(step: AttentionStep, query: HeadsQuery) -> torch.Tensor:
+            latent = (query.plain.transpose(0, 1) @ to_keys).transpose(0, 1)
+            attended = step.attend(pages, torch.cat((latent, query.turned), -1), self._window, self.kv_scales)
+            # Per head: [heads, N, rank] times [heads, rank, value_dim].
+            values = attended.view(len(attended), -1, shape.rank).transpose(0, 1) @ to_values.transpose(1, 2)
+            return values.transpose(0, 1)
+
+        if isinstance(step, ExpandedStep):
+            values = step.values(pages, query, self.expansion, self.kv_scales, absorbed)
+        else:
+            values = absorbed(step, query)
+        output: torch.Tensor = self.o_proj(values.flatten(1))
         return output
 
     def _key(self, key: torch.Tensor, operations: Operations) -> torch.Tensor:
@@ -79,11 +88,10 @@ class LatentAttention(nn.Module):
         normed = operations.add_norm(latent.contiguous(), None, self.latent_norm, _EPS)[1]
         return torch.cat((normed[:, None], operations.rotate(turned[:, None], self._rope)), -1)
 
-    def _query(self, queries: torch.Tensor, to_keys: torch.Tensor, operations: Operations) -> torch.Tensor:
-        """Return the queries in the latent space, [N, heads, rank + rope_dim]."""
+    def _query(self, queries: torch.Tensor, operations: Operations) -> HeadsQuery:
+        """Return the queries of all heads, rotated."""
         if self.q_b_proj is not None and self.q_norm is not None:
             queries = self.q_b_proj(operations.add_norm(queries.contiguous(), None, self.q_norm, _EPS)[1])
         heads = queries.reshape(len(queries), self._shape.num_heads, -1)
         plain, turned = heads.tensor_split((self._shape.plain_dim,), dim=2)
-        latent = plain.transpose(0, 1) @ to_keys
-        return torch.cat((latent.transpose(0, 1), operations.rotate(turned, self._rope)), -1)
+        return HeadsQuery(plain, operations.rotate(turned, self._rope))
