@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,12 @@ import pytest
 import torch
 
 from engine.attention import expanded
-from engine.attention.base import AttentionShape, AttentionStep
+from engine.attention.base import AttentionShape
 from engine.attention.expanded import ExpandedStep, ExpandingAttention, HeadsQuery
 from engine.attention.kv_pages import FP8, MAX_FP8, UNSCALED, store_kv
 from engine.attention.reference import ReferenceAttention
 from engine.runner.model_runner import ModelRunner
+from tests.engine.support.absorbed import absorbing
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.paged_kv import Heads, Paged
 from tests.engine.support.runner_parts import with_attention
@@ -29,18 +29,6 @@ def few_tokens_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads are expanded in turn if there are more than 33 positions."""
     monkeypatch.setattr(expanded, "LEAST_TOKENS", 8)
     monkeypatch.setattr(expanded, "_POSITIONS", 100)
-
-
-def absorbing(pages: torch.Tensor, expansion: torch.Tensor, scales: tuple[float, float]) -> Callable[..., Any]:
-    """As a layer absorbs the queries (`LatentAttention`)."""
-
-    def absorbed(step: AttentionStep, query: HeadsQuery) -> torch.Tensor:
-        to_keys, to_values = expansion.tensor_split((PLAIN,), dim=1)
-        latent = torch.einsum("nhp,hpr->nhr", query.plain, to_keys)
-        attended = step.attend(pages, torch.cat((latent, query.turned), -1), None, scales)
-        return torch.einsum("nhr,hvr->nhv", attended.unflatten(1, (HEADS, RANK)), to_values)
-
-    return absorbed
 
 
 @pytest.mark.parametrize("is_fp8", [False, True])
@@ -63,7 +51,7 @@ def test_values_are_those_of_absorbed_queries(rows: list[tuple[int, int]], is_fp
 
     count, expansion = len(case.query()), random(HEADS, PLAIN + VALUE, RANK)
     query = HeadsQuery(random(count, HEADS, PLAIN), random(count, HEADS, ROPE))
-    absorbed, backend = absorbing(pages, expansion, scales), ReferenceAttention(case.shape)
+    absorbed, backend = absorbing(pages, expansion, PLAIN, scales), ReferenceAttention(case.shape)
     step = ExpandingAttention(backend, case.shape).prepare(case.batch, case.pages.null_page)
     assert isinstance(step, ExpandedStep)
     plain = backend.prepare(case.batch, case.pages.null_page)
