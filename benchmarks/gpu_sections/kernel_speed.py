@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,8 @@ from benchmarks.gpu_sections.limits import Rates
 from benchmarks.gpu_sections.messages import Measurement
 from benchmarks.gpu_sections.timing import num_copies, recorded_seconds_of, seconds_of
 from cache import Namespace
-from engine.attention.base import AttentionBackend, AttentionShape, consider
+from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep, consider
+from engine.attention.expanded import LEAST_TOKENS, ExpandedStep, ExpandingAttention, HeadsQuery
 from engine.layers.operations import Rotary
 from engine.model_parts.rope import RopeConfig
 from engine.models.select_operations import operations_for
@@ -49,8 +49,10 @@ class Latent(NamedTuple):
     """Attention over latent KV."""
 
     num_heads: tuple[int, ...]
-    key_dim: int
-    value_dim: int
+    rank: int
+    rope_dim: int
+    plain_dim: int
+    """Numbers of a head's value, too, if KV is expanded."""
     batches: tuple[tuple[int, int, int], ...]
 
 
@@ -72,10 +74,12 @@ FULL = Sizes(
     14_336,
     256,
     128_256,
-    Latent((16, 128), 576, 512, ((1, 4095, 1), (32, 4095, 1), (128, 4095, 1), (1, 0, 4096))),
+    Latent((16, 128), 512, 64, 128, ((1, 4095, 1), (32, 4095, 1), (128, 4095, 1), (1, 0, 4096))),
 )
-"""A layer of Llama-3.1-8B, and the attention of DeepSeek-V2-Lite, or a rank of eight of V3, and of V3."""
-TINY = Sizes((4, 2, 32), ((2, 30, 1), (1, 0, 20)), (3,), 64, 96, 4, 300, Latent((4,), 48, 32, ((2, 30, 1),)))
+"""A layer of Llama-3.1-8B, and the attention of DeepSeek-V2-Lite (or a rank of eight of V3) and of V3."""
+TINY = Sizes(
+    (4, 2, 32), ((2, 30, 1), (1, 0, 20)), (3,), 64, 96, 4, 300, Latent((4,), 32, 16, 24, ((2, 30, 1), (1, 0, 520)))
+)
 
 
 class KernelSpeed:
@@ -100,22 +104,51 @@ class KernelSpeed:
                 )
 
     def latent_attention(self) -> Iterator[Measurement]:
-        """Time one layer over latent KV, as our kernels and plain torch read it; prompts by our kernels only."""
+        """Time one layer over latent KV: by our kernels, decodes by plain torch too, and prompts whose KV torch
+        expands.
+        """
         sizes = self._sizes.latent
-        for num_heads, by in product(sizes.num_heads, ("triton", "reference")):
-            shape = AttentionShape(num_heads, 1, sizes.key_dim, 64, frozenset({None}), latent=sizes.value_dim)
-            [(_, backend)] = consider(shape, _DTYPE, self._device, by)
-            if isinstance(backend, str):
-                yield Measurement(f"latent attention, {num_heads} heads", by=by, note=f"left out: {backend}")
-                continue
-            for rows, start, new in sizes.batches:
-                if by == "triton" or new == 1:
-                    yield self._timed(
-                        f"latent attention, {num_heads} heads, {rows} x {new} after {start}",
-                        by,
-                        partial(self._attention, backend(shape), shape, rows, start, new),
-                        *self._work(shape, rows, start, new),
-                    )
+        for num_heads in sizes.num_heads:
+            shape = AttentionShape(
+                num_heads, 1, sizes.rank + sizes.rope_dim, 64, frozenset({None}), latent=sizes.rank
+            )
+            for name, backend in consider(shape, _DTYPE, self._device):
+                if isinstance(backend, str):
+                    if name == "triton":
+                        yield Measurement(f"latent attention, {num_heads} heads", by=name, note=backend)
+                    continue
+                for rows, start, new in sizes.batches:
+                    what = f"latent attention, {num_heads} heads, {rows} x {new} after {start}"
+                    if name == "triton" or new == 1:
+                        make = partial(self._attention, backend(shape), shape, rows, start, new)
+                        yield self._timed(what, name, make, *self._work(shape, rows, start, new))
+                    if name == "triton" and new >= LEAST_TOKENS:
+                        yield self._timed(
+                            what,
+                            "torch, expanded",
+                            partial(self._expanded, backend(shape), shape, rows, start, new),
+                            *self._expanded_work(shape, rows, start, new),
+                        )
+
+    def _expanded(
+        self, backend: AttentionBackend, shape: AttentionShape, rows: int, start: int, new: int
+    ) -> Callable[[], object]:
+        """One layer's call with its expansion, on pages of its own."""
+        case, sizes = make_case([(start, new)] * rows, shape, None, _DTYPE, self._device), self._sizes.latent
+        step = ExpandingAttention(backend, shape).prepare(case.batch, case.null_page)
+        assert isinstance(step, ExpandedStep)
+        tokens = rows * new, shape.num_heads
+        query = HeadsQuery(self._random(*tokens, sizes.plain_dim), self._random(*tokens, sizes.rope_dim))
+        expansion = self._random(shape.num_heads, 2 * sizes.plain_dim, sizes.rank)
+        return partial(step.values, case.pages, query, expansion, case.scales, _no_other_rows)
+
+    def _expanded_work(self, shape: AttentionShape, rows: int, start: int, new: int) -> tuple[float, float]:
+        """Bytes of KV, and operations with the expansion, of rows whose KV is expanded."""
+        num_bytes, absorbed = self._work(shape, rows, start, new)
+        sizes = self._sizes.latent
+        attended = absorbed * (2 * sizes.plain_dim + sizes.rope_dim) / (shape.head_dim + shape.value_dim)
+        expanded = 2 * rows * (start + new) * shape.num_heads * 2 * sizes.plain_dim * sizes.rank
+        return num_bytes, attended + expanded
 
     def _attention(
         self, backend: AttentionBackend, shape: AttentionShape, rows: int, start: int, new: int
@@ -207,3 +240,7 @@ class KernelSpeed:
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self._device).to(_DTYPE)
+
+
+def _no_other_rows(step: AttentionStep, query: HeadsQuery) -> torch.Tensor:
+    raise AssertionError("all rows have many tokens")

@@ -20,11 +20,12 @@ import torch.nn.functional as F
 
 from benchmarks import gpu
 from benchmarks.gpu import PLANS, SECTIONS, Job, parse_args
-from benchmarks.gpu_sections import child, foreign_kernels, proofs, server_run
+from benchmarks.gpu_sections import child, foreign_kernels, kernel_speed, proofs, server_run
 from benchmarks.gpu_sections.anatomy import anatomy
 from benchmarks.gpu_sections.attention_cases import make_case
 from benchmarks.gpu_sections.drive import drive
 from benchmarks.gpu_sections.engine_runs import Runs
+from benchmarks.gpu_sections.kernel_speed import KernelSpeed
 from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
 from benchmarks.gpu_sections.machine import sheet_of
 from benchmarks.gpu_sections.messages import Inapplicable, Measurement
@@ -36,6 +37,8 @@ from benchmarks.gpu_sections.shapes import MIXTURES, MODELS, SMALL, Size
 from benchmarks.gpu_sections.workload import TINY
 from benchmarks.peers import servers
 from engine.attention.base import AttentionShape
+from engine.attention.kv_pages import FP8
+from engine.attention.reference import ReferenceAttention
 from engine.model_parts.parts import DeltaNetConfig
 from engine.models.torch_delta_net import TorchDeltaHeads, advance, advance_by_many
 from tests.engine.support.recorded_graphs import record_as_on_gpus
@@ -293,6 +296,28 @@ def test_flash_attention_3_gets_the_keys_of_each_row(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(foreign_kernels, "import_module", lambda name: {"fa3_fwd_interface": double}[name])
     case = make_case([(30, 5), (0, 20)], AttentionShape(4, 2, 32, 16, frozenset({None})), None, torch.float32, CPU)
     assert torch.allclose(foreign_kernels.flash_attention_3(case)(), case.expected(), atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, FP8])
+def test_cases_of_latent_kv_expect_what_plain_torch_computes(kv_dtype: torch.dtype | None) -> None:
+    shape = AttentionShape(4, 1, 48, 16, frozenset({None}), kv_dtype, latent=32)
+    case = make_case([(30, 1), (7, 20)], shape, None, torch.float32, CPU)
+    found = ReferenceAttention(shape).prepare(case.batch, case.null_page).attend(*case[2:])
+    torch.testing.assert_close(found, case.expected(), atol=1e-5, rtol=0)
+
+
+def test_attention_over_latent_kv_is_timed_in_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, by plain torch, and as a prompt whose KV is expanded; of 32 + 16 numbers a position."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    speed = KernelSpeed(CPU, Rates(1e12, 1e12), kernel_speed.TINY)
+    shape = AttentionShape(4, 1, 48, 64, frozenset({None}), latent=32)
+    decodes, triton = speed.latent_attention()
+    assert decodes.by == "reference" and decodes.ms and decodes.limit_share
+    assert triton.by == "triton" and "it runs on GPUs" in triton.note
+    assert speed._work(shape, 2, 30, 1) == (2 * 31 * 48 * 2, 2 * 2 * 31 * 4 * (48 + 32))
+    assert speed._expanded_work(shape, 2, 30, 1)[1] == 2 * 2 * 31 * 4 * (24 + 16 + 24) + 2 * 2 * 31 * 4 * 48 * 32
+    values = speed._expanded(ReferenceAttention(shape), shape, 1, 0, 520)()
+    assert isinstance(values, torch.Tensor) and values.shape == (520, 4, 24) and values.isfinite().all()
 
 
 @pytest.mark.parametrize("is_fp8", [False, True])
