@@ -61,6 +61,11 @@ class AttentionShape:
         return float(self.head_dim**-0.5) if self.factor is None else self.factor
 
     @property
+    def heads(self) -> tuple[int, int, int, int | None]:
+        """Query heads, KV heads, numbers of a key, and how many of them are its value (`latent`)."""
+        return self.num_heads, self.num_kv_heads, self.head_dim, self.latent
+
+    @property
     def value_dim(self) -> int:
         """Numbers of a value, and of a head's result."""
         return self.head_dim if self.latent is None else self.latent

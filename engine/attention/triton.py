@@ -32,7 +32,7 @@ class TritonAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
-        heads = heads_of(shape)
+        heads = KVHeads.of(*shape.heads)
         has_room = heads.group <= min(_MOST_GROUP, heads.most_rows // 2)
         self.spreads_prompts = shape.is_cascade and shape.windows == {None} and has_room
 
@@ -53,11 +53,6 @@ class TritonAttention:
         return TritonStep(self._shape, batch)
 
 
-def heads_of(shape: AttentionShape) -> KVHeads:
-    """Return how programs divide a layer's heads."""
-    return KVHeads.of(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.latent)
-
-
 def _missing(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
     """Return what a GPU lacks for this backend; None if it lacks nothing."""
     from engine.kernels.triton.decode import decode_config
@@ -74,7 +69,7 @@ def _missing(shape: AttentionShape, dtype: torch.dtype, device: torch.device) ->
         return (
             f"{facts.name} has compute capability {facts.major}.{facts.minor}, {for_what} {needed[0]}.{needed[1]}"
         )
-    if decode_config(heads_of(shape), dtype.itemsize, device) is None:
+    if decode_config(KVHeads.of(*shape.heads), dtype.itemsize, device) is None:
         return (
             f"heads of {shape.head_dim} in {dtype} do not fit in the {shared_memory(device) // 1024} KiB "
             f"of shared memory of {facts.name}"

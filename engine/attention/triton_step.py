@@ -21,11 +21,11 @@ from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.attention.pinned import on_device
-from engine.attention.triton import heads_of
 from engine.kernels.triton.cascade import attend_shared, cascade_config
 from engine.kernels.triton.decode import Parts, decode, decode_config
 from engine.kernels.triton.extend import extend, extend_config, query_tiles
 from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma, tma_tile
+from engine.kernels.triton.kv_heads import KVHeads
 from engine.kernels.triton.launch_config import decode_threads, num_programs
 from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.work_list import WorkList
@@ -102,7 +102,7 @@ def _is_spreadable(shape: AttentionShape, batch: AttentionBatch, element_size: i
     """Whether tokens of a row could attend as separate rows that share the positions before them."""
     if not shape.is_cascade or batch.is_bounded or shape.windows != frozenset({None}):
         return False
-    return cascade_config(heads_of(shape), element_size, batch.kv_lens.device) is not None
+    return cascade_config(KVHeads.of(*shape.heads), element_size, batch.kv_lens.device) is not None
 
 
 def _num_spread(batch: AttentionBatch) -> int:
@@ -126,7 +126,7 @@ class _DecodeLaunch:
     ) -> None:
         """block_table: int32 [R, P]; kv_lens: int32 [R], with one query at the last position."""
         rows, device = len(kv_lens), kv_lens.device
-        self._heads = heads = heads_of(shape)
+        self._heads = heads = KVHeads.of(*shape.heads)
         program = decode_config(heads, element_size, device)
         assert program is not None, "TritonAttention.unavailable has refused such devices"
         self._scale, self._soft_cap, self._program = shape.scale, shape.soft_cap, program
@@ -201,7 +201,7 @@ class _ExtendLaunch:
     def __init__(self, shape: AttentionShape, batch: AttentionBatch, first: int, element_size: int) -> None:
         """`first`: the first of these rows."""
         device = batch.kv_lens.device
-        self._heads, longest = heads_of(shape), max(batch.query_lens[first:])
+        self._heads, longest = KVHeads.of(*shape.heads), max(batch.query_lens[first:])
         program = extend_config(self._heads, element_size, longest, device)
         assert program is not None, "TritonAttention.unavailable has refused such devices"
         self._scale, self._soft_cap = shape.scale, shape.soft_cap
