@@ -18,7 +18,7 @@ from benchmarks.gpu_sections.messages import Measurement
 from benchmarks.gpu_sections.timing import num_copies, recorded_seconds_of, seconds_of
 from cache import Namespace
 from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep, consider
-from engine.attention.expanded import LEAST_TOKENS, ExpandedStep, ExpandingAttention, HeadsQuery
+from engine.attention.expanded import MOST_ABSORBED, ExpandedStep, ExpandingAttention, HeadsQuery
 from engine.layers.operations import Rotary
 from engine.model_parts.rope import RopeConfig
 from engine.models.select_operations import operations_for
@@ -122,7 +122,7 @@ class KernelSpeed:
                     if name == "triton" or new == 1:
                         make = partial(self._attention, backend(shape), shape, rows, start, new)
                         yield self._timed(what, name, make, *self._work(shape, rows, start, new))
-                    if name == "triton" and new >= LEAST_TOKENS:
+                    if name == "triton" and new > MOST_ABSORBED:
                         yield self._timed(
                             what,
                             "torch, expanded",

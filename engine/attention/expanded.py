@@ -24,8 +24,8 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales, gathered
 from engine.attention.other_rows import OtherRows
 
-LEAST_TOKENS = 512
-"""Tokens of a row from which on its KV is expanded."""
+MOST_ABSORBED = 512
+"""Tokens of a row up to which its queries are absorbed, and of a step up to which graphs in pieces replay it."""
 _POSITIONS = 1 << 17
 """Most positions, times heads, that are expanded together, unless one head has more."""
 
@@ -63,7 +63,7 @@ class ExpandingAttention:
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
         """Find the rows with many tokens."""
-        if batch.is_bounded or max(batch.query_lens) < LEAST_TOKENS:
+        if batch.is_bounded or max(batch.query_lens) <= MOST_ABSORBED:
             return self._backend.prepare(batch, null_page)
         return ExpandedStep(self._shape, self._backend, batch, null_page)
 
@@ -76,13 +76,13 @@ class ExpandedStep:
     ) -> None:
         self._backend, self.batch, self._null_page = backend, batch, null_page
         self._absorbed: AttentionStep | None = None
-        others = [row for row, count in enumerate(batch.query_lens) if count < LEAST_TOKENS]
+        others = [row for row, count in enumerate(batch.query_lens) if count <= MOST_ABSORBED]
         self._others = OtherRows(batch, others, backend, null_page) if others else None
         starts = accumulate(batch.query_lens, initial=0)
         self._prompts = [
             _Prompt(shape, batch, row, slice(start, start + count))
             for row, (start, count) in enumerate(zip(starts, batch.query_lens, strict=False))
-            if count >= LEAST_TOKENS
+            if count > MOST_ABSORBED
         ]
 
     def attend(
@@ -93,7 +93,7 @@ class ExpandedStep:
         scales: KVScales = UNSCALED,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement `AttentionStep.attend`, for absorbed queries of all rows, as graphs in pieces have them."""
+        """Implement `AttentionStep.attend`, for queries that are absorbed already, of all rows."""
         if self._absorbed is None:
             self._absorbed = self._backend.prepare(self.batch, self._null_page)
         return self._absorbed.attend(pages, query, window, scales, sinks)
@@ -150,6 +150,6 @@ class _Prompt:
             keys = torch.cat((plain, turned.expand(-1, plain.shape[1], -1)), -1)
             # Zeros after values make them as long as keys, as torch's fastest kernel requires.
             values = F.pad(values, (0, head_dim - value_dim))
-            heads = (part.transpose(0, 1)[None] for part in (queries[:, some], keys, values))
-            attended = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=self._shape.scale)
+            own, keys, values = (part.transpose(0, 1)[None] for part in (queries[:, some], keys, values))
+            attended = F.scaled_dot_product_attention(own, keys, values, mask, scale=self._shape.scale)
             out[self._tokens, some] = attended[0, :, :, :value_dim].transpose(0, 1)

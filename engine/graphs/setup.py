@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from engine.attention.base import AttentionBackend
+from engine.attention.expanded import MOST_ABSORBED
 from engine.graphs.draft_graphs import draft_sizes
 from engine.graphs.models import why_no_drafts, why_no_prompts, why_not_model
 from engine.graphs.piece_graphs import piece_sizes
@@ -92,13 +93,16 @@ def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple
 def piece_tokens(config: EngineConfig, model: ModelConfig, *, is_draft_model: bool = False) -> int:
     """Return the most tokens of a step with prompts that is replayed, as a whole or in pieces; 0 in stages of
     a pipeline, if ranks divide KV (`engine/parallel/context_attention.py`), for which prompts need the host, and
-    in models that `why_no_prompts` names.
+    in models that `why_no_prompts` names. With latent KV, at most as many as are absorbed
+    (`engine/attention/expanded.py`).
     """
     if max(config.context_parallel_size, config.pipeline_parallel_size) > 1 and not is_draft_model:
         return 0
     if why_no_prompts(model) is not None:
         return 0
     chosen = _tokens_while_launching(model) if config.graph_tokens is None else config.graph_tokens
+    if model.attention.latent is not None:
+        chosen = min(chosen, MOST_ABSORBED)
     return min(chosen, config.max_step_tokens)
 
 

@@ -27,7 +27,7 @@ RANK, ROPE, PLAIN, VALUE, HEADS = 12, 4, 10, 6, 5
 @pytest.fixture(autouse=True)
 def few_tokens_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads are expanded in turn if there are more than 33 positions."""
-    monkeypatch.setattr(expanded, "LEAST_TOKENS", 8)
+    monkeypatch.setattr(expanded, "MOST_ABSORBED", 7)
     monkeypatch.setattr(expanded, "_POSITIONS", 100)
 
 

@@ -106,6 +106,8 @@ def test_small_models_have_graphs_of_longer_prompts(tmp_path: Path) -> None:
         chosen[name] = piece_tokens(EngineConfig(max_step_tokens=8192), facts)
         assert piece_tokens(EngineConfig(graph_tokens=64), facts) == 64
         assert piece_tokens(EngineConfig(max_step_tokens=300), facts) == 300
+    latent = ModelConfig.from_directory(save_tiny("deepseek_v3", tmp_path / "latent"))
+    assert piece_tokens(EngineConfig(graph_tokens=2048), latent) == 512, "longer rows are not absorbed"
     assert chosen == {"qwen3-0.6b": 2048, "llama-3.1-8b": 512, "qwen3-14b": 512, "70b": 512}
 
 

@@ -20,6 +20,7 @@ from engine.attention.reference import ReferenceAttention
 from engine.attention.triton import TritonAttention
 from engine.graphs.setup import graph_bytes
 from engine.kernels.triton import launch_config
+from engine.kernels.triton.cascade import attend_shared
 from engine.kernels.triton.decode import Parts, decode_config
 from engine.kernels.triton.extend import extend_config
 from engine.kernels.triton.kv_heads import KVHeads
@@ -116,7 +117,6 @@ def test_rows_that_share_a_prefix_get_the_same_together_as_separately(
     so that three rows are two parts; of 32 heads those of one row.
     """
     leaders: list[set[int]] = []
-    attend_shared = triton_step.attend_shared
 
     def noting(*args: Any, **options: Any) -> None:
         groups = next(arg for arg in args if isinstance(arg, WorkList)).groups
