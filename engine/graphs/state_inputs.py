@@ -9,8 +9,10 @@ most `width` tokens, and replays at most `width - 1`, so the tables have fixed s
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from engine.attention.pinned import on_device
 from engine.attention.state_batch import Drafts, Replays, StateBatch
 from engine.kernels.delta_pieces import PIECE, StatePieces
 
@@ -23,7 +25,7 @@ class StateInputs:
 
     def __init__(self, max_rows: int, empty_slot: int, device: torch.device) -> None:
         """empty_slot: the slot that padding reads and writes."""
-        self._padding = torch.tensor([0, 0, empty_slot, empty_slot, 0, 0], device=device)
+        self._padding = on_device(np.array([0, 0, empty_slot, empty_slot, 0, 0]), device)
         self._rows = self._padding.repeat(max_rows, 1)
         self._empty_slot = empty_slot
 
