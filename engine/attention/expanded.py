@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from engine.attention.batch import AttentionBatch
@@ -136,6 +135,9 @@ class _Prompt:
         out: torch.Tensor,
     ) -> None:
         """Write the values of this row's tokens to `out`."""
+        # It imports torch's compiler, for which engines without such rows need not wait.
+        from torch.nn.attention.bias import causal_lower_right
+
         parts = gathered(pages, self._slots, out.dtype, scales, self._shape.latent)
         key, latent = (part.squeeze(1) for part in parts)
         turned = key[:, None, latent.shape[1] :]
