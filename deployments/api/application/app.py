@@ -149,7 +149,7 @@ def _route_table(service: ApiService, endpoints: _Endpoints) -> RouteTable:
         ("/detokenize", endpoints.detokenize, DetokenizeRequest),
     ]
     for path, endpoint, body in post:
-        table.add("POST", path, endpoint, body=body_of(body))
+        table.add("POST", path, endpoint, body=partial(body_of, body))
     add_kept_routes(table, service, endpoints.read, endpoints.room_for, lambda: endpoints.app)
     add_stream_routes(table, service, lambda: endpoints.app)
     add_model_routes(table, service)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -57,7 +58,7 @@ class NewBatch(StrictModel):
 def add_batch_routes(table: RouteTable, service: ApiService, read: ReadBody) -> None:
     """Register them."""
     routes = _BatchRoutes(service, read)
-    table.add("POST", "/v1/batches", routes.create, body=body_of(NewBatch))
+    table.add("POST", "/v1/batches", routes.create, body=partial(body_of, NewBatch))
     table.add("GET", "/v1/batches", routes.list)
     table.add("GET", "/v1/batches/{batch_id}", routes.retrieve)
     table.add("POST", "/v1/batches/{batch_id}/cancel", routes.cancel)

@@ -52,7 +52,7 @@ _BODY = {
 def add_file_routes(table: RouteTable, service: ApiService) -> None:
     """Register them."""
     routes = _FileRoutes(service)
-    table.add("POST", "/v1/files", routes.create, body=_BODY)
+    table.add("POST", "/v1/files", routes.create, body=lambda: _BODY)
     table.add("GET", "/v1/files", routes.list)
     table.add("GET", "/v1/files/{file_id}", routes.retrieve)
     table.add("DELETE", "/v1/files/{file_id}", routes.delete)

@@ -29,7 +29,7 @@ class _Entry:
     method: str
     path: str
     endpoint: Endpoint
-    body: Mapping[str, Any]
+    body: Callable[[], Mapping[str, Any]]
     is_documented: bool
 
     @property
@@ -53,7 +53,7 @@ class _Entry:
             "description": inspect.getdoc(self.endpoint) or "",
             "operationId": f"{re.sub(r'[^a-zA-Z0-9_]', '_', self.name + path)}_{self.method.lower()}",
             **({"parameters": parameters} if parameters else {}),
-            **_copied(self.body),
+            **_copied(self.body()),
         }
 
 
@@ -69,11 +69,13 @@ class RouteTable:
         path: str,
         endpoint: Endpoint,
         *,
-        body: Mapping[str, Any] | None = None,
+        body: Callable[[], Mapping[str, Any]] = dict,
         is_documented: bool = True,
     ) -> None:
-        """Add an endpoint. `path` is Starlette's: `/v1/files/{file_id}`. `body` describes the request's body."""
-        self._entries.append(_Entry(method, path, endpoint, body or {}, is_documented))
+        """Add an endpoint. `path` is Starlette's: `/v1/files/{file_id}`. `body` makes the description of the
+        request's body, when it is asked for: making all of them takes longer than the rest of the table.
+        """
+        self._entries.append(_Entry(method, path, endpoint, body, is_documented))
 
     def paths(self) -> dict[str, dict[str, Any]]:
         """Return the `paths` of an OpenAPI document, without answers."""

@@ -73,11 +73,11 @@ def add_conversation_routes(
     top = "/v1/conversations"
     one, items = f"{top}/{{conversation_id}}", f"{top}/{{conversation_id}}/items"
     item = f"{items}/{{item_id}}"
-    table.add("POST", top, routes.create, body=body_of(NewConversation))
+    table.add("POST", top, routes.create, body=partial(body_of, NewConversation))
     table.add("GET", one, routes.retrieve)
-    table.add("POST", one, routes.update, body=body_of(ConversationChange))
+    table.add("POST", one, routes.update, body=partial(body_of, ConversationChange))
     table.add("DELETE", one, routes.delete)
-    table.add("POST", items, routes.add_items, body=body_of(NewItems))
+    table.add("POST", items, routes.add_items, body=partial(body_of, NewItems))
     table.add("GET", items, routes.list_items)
     table.add("GET", item, routes.retrieve_item)
     table.add("DELETE", item, routes.delete_item)
