@@ -9,7 +9,9 @@ import gc
 import logging
 import os
 from collections.abc import Generator, Iterator
+from functools import cache
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -20,6 +22,9 @@ from tests.support.slow_tests import read_table
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# httpx reads the certificates of all authorities for each client, which takes longer than most requests of tests.
+pytest.MonkeyPatch().setattr("httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context))
 
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # The examples are the same each time, so that a failure is that of the change under test.
