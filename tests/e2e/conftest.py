@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,35 @@ def _hears_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_shared = ExitStack()
+"""Stops the session's application and its Ray."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests that use the session's application before all others."""
+    items.sort(key=lambda item: not (item.get_closest_marker("e2e") and _uses_service(item)))
+
+
+@pytest.fixture(autouse=True)
+def _no_idle_application(request: pytest.FixtureRequest) -> None:
+    """Stop the session's application before the first test without it: idle, it takes a tenth of a core."""
+    if not _uses_service(request.node):
+        _shared.close()
+
+
+def _uses_service(item: pytest.Item) -> bool:
+    return "service" in getattr(item, "fixturenames", ())
+
+
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
     """The running application of `deployments.yaml`, on a free port; Serve's proxy leads to it, too."""
     application = yaml.safe_load((ROOT / "deployments.yaml").read_text())["applications"][0]
-    with private_ray(num_cpus=4):
+    with _shared:
+        _shared.enter_context(private_ray(num_cpus=4))
         proxy_port = start_proxy()
-        with running(application["name"], application["args"], route_prefix="/") as service:
-            yield Service(service.url, f"http://127.0.0.1:{proxy_port}")
+        service = _shared.enter_context(running(application["name"], application["args"], route_prefix="/"))
+        yield Service(service.url, f"http://127.0.0.1:{proxy_port}")
 
 
 @contextmanager
