@@ -20,6 +20,8 @@ from tests.support.waiting import PATIENCE_S
 pytestmark = pytest.mark.e2e
 
 LONG = {"model": "demo", "prompt": "A long story", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+KILLED = {**LONG, "max_tokens": 400}
+"""Lasts for seconds where 16 such streams are computed together."""
 SHORT = {"model": "demo", "prompt": "Return the", "max_tokens": 2}
 
 
@@ -65,7 +67,7 @@ def test_when_an_ingress_is_killed_the_others_streams_continue_and_connections_a
     async def scenario() -> None:
         client = httpx.AsyncClient(base_url=direct.url, timeout=120, limits=httpx.Limits(max_connections=None))
         async with client:
-            requests = [client.build_request("POST", "/v1/completions", json=LONG) for _ in range(16)]
+            requests = [client.build_request("POST", "/v1/completions", json=KILLED) for _ in range(16)]
             streams = await asyncio.gather(*(client.send(request, stream=True) for request in requests))
             every = [stream.aiter_lines() for stream in streams]
             assert all(await asyncio.gather(*map(has_begun, every)))
