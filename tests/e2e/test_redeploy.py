@@ -91,6 +91,7 @@ class Load:
             except Exception as error:
                 self.failures.append(repr(error))
             self.num_done[number] += 1
+            await asyncio.sleep(0.1)  # with less, this process takes half a core
 
     async def _stream(self) -> None:
         body = {"model": "demo", "prompt": "A story", "max_tokens": 60, "ignore_eos": True, "stream": True}

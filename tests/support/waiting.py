@@ -23,4 +23,4 @@ def wait_until(
         except (httpx.HTTPError, ValueError):
             pass
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s; {state()}"
-        time.sleep(0.05)
+        time.sleep(0.1)
