@@ -109,11 +109,12 @@ class App:
             page = (await self._get("/metrics")).raise_for_status().text
         except httpx.HTTPError:
             return []
+        lines = [line for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
         return [
             (sample.labels, sample.value)
-            for family in text_string_to_metric_families(page)
+            for family in text_string_to_metric_families("\n".join(lines))
             for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
+            if labels.items() <= sample.labels.items()
         ]
 
     async def until(self, condition: Callable[[], Any], timeout: float) -> bool:
