@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
-NUM_STREAMS = 32
+NUM_STREAMS = 24
 TOKENS = (150, 220)
 
 

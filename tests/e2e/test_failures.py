@@ -21,7 +21,7 @@ from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
-NUM_STREAMS = 32
+NUM_STREAMS = 24
 LONG = (150, 220)
 """Tokens of a stream with a known answer."""
 MAX_READERS = 32
