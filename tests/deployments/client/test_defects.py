@@ -53,7 +53,7 @@ CALLED = [
     (Metrics, "inc observe"),
 ]
 """What a delivery calls. Functions that give something back can only fail after they have done so."""
-GIVING_BACK = [(Placer, "release"), (Fleet, "release"), (WireConnection, "abort")]
+GIVING_BACK = [(Placer, "release"), (Fleet, "release"), (Attempt, "_abort")]
 
 
 async def migrated(client: RemoteEngines, engines: InProcessEngines, request_id: str) -> Stream:
