@@ -30,9 +30,10 @@ pulled: $(INSTALLED)
 # In turn, or in parallel: make -j3 --output-sync=target test
 test: lint units e2e
 
-# Unit tests yield to the end-to-end tests that run in parallel, which mostly wait for their own processes.
+# Unit tests yield to the end-to-end tests that run in parallel, which mostly wait for their own processes. Many unit
+# tests wait, too: three at a time keep two cores busy.
 units: $(INSTALLED) $(PUBLISHER)/.installed
-	nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not e2e'
+	nice -n 19 $(BIN)/python -m pytest -n 3 --dist worksteal -m 'not e2e'
 
 e2e: $(INSTALLED)
 	$(BIN)/python -m pytest tests/e2e tests/cluster -m e2e
