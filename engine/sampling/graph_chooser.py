@@ -13,6 +13,7 @@ import torch
 from engine.sampling.chooser import INVALID
 from engine.sampling.distribution import truncate
 from engine.values.plan import Chunk
+from engine.values.request import Request
 from engine.values.sampling_params import SamplingParams
 
 
@@ -52,13 +53,16 @@ def fits_forward(chunk: Chunk) -> bool:
 def fits_graph(chunk: Chunk) -> bool:
     """Whether a graph can also choose the token after such a chunk, and nothing else is requested."""
     request = chunk.request
-    params, position = request.sampling, chunk.start + chunk.num_tokens
-    return (
-        fits_forward(chunk)
-        and _has_graph_params(params)
-        and request.constraint is None
-        and position - request.num_prompt >= params.min_tokens
-    )
+    if not fits_forward(chunk) or request.sampling.logprobs is not None:
+        return False
+    return fits_chooser(request, chunk.start + chunk.num_tokens)
+
+
+def fits_chooser(request: Request, num_tokens: int) -> bool:
+    """Whether a graph can choose the token after so many of a request's."""
+    params = request.sampling
+    is_free = request.constraint is None and num_tokens - request.num_prompt >= params.min_tokens
+    return is_free and _has_graph_params(params)
 
 
 def fits_masked_graph(chunk: Chunk) -> bool:
@@ -66,7 +70,8 @@ def fits_masked_graph(chunk: Chunk) -> bool:
     request = chunk.request
     if request.constraint is None:
         return fits_graph(chunk)
-    return fits_forward(chunk) and _has_graph_params(request.sampling)
+    params = request.sampling
+    return fits_forward(chunk) and params.logprobs is None and _has_graph_params(params)
 
 
 def is_cut(params: SamplingParams) -> bool:
@@ -80,7 +85,6 @@ def _has_graph_params(params: SamplingParams) -> bool:
         or params.presence_penalty
         or params.frequency_penalty
         or params.logit_bias
-        or params.logprobs is not None
     )
 
 
