@@ -107,7 +107,7 @@ class AttentionBatch:
         num_decodes = next((row for row, n in enumerate(query_lens) if n != 1), len(chunks))
         ends = [chunk.start + chunk.num_tokens for chunk in chunks]
         pages = [pages_of(chunk, num_groups) for chunk in chunks]
-        table = _block_table(pages, [(end - 1) // page_size + 1 for end in ends], null_page)
+        table = block_table(pages, [(end - 1) // page_size + 1 for end in ends], null_page)
         if num_decodes == len(chunks):  # Most steps: lists are faster here than a dozen numpy calls.
             indptr, positions = np.arange(len(chunks) + 1, dtype=np.int32), np.array(ends, dtype=np.int64) - 1
             slots = np.array([_last_slot(own, end - 1, page_size) for own, end in zip(pages, ends, strict=True)])
@@ -166,10 +166,10 @@ def rows_of(chunk: Chunk, count: int, num_groups: int) -> tuple[int, Sequence[Se
     return 0, [range(page * num_groups + 1, (page + 1) * num_groups) for page in chunk.pages[:count]]
 
 
-def _block_table(
+def block_table(
     tables: Sequence[Sequence[int]], num_pages: Sequence[int], null_page: int
 ) -> npt.NDArray[np.int32]:
-    """[R, P]: the pages that hold each row's tokens, padded with the null page."""
+    """Return [R, P]: the pages that hold each row's tokens, its first `num_pages`, padded with the null page."""
     width = max(num_pages)
     pages = chain.from_iterable([table[:n] for table, n in zip(tables, num_pages, strict=True)])
     used = np.fromiter(pages, dtype=np.int32, count=sum(num_pages))
