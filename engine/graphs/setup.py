@@ -10,6 +10,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.attention.expanded import MOST_ABSORBED
+from engine.graphs.chain_graphs import ChainSize, chain_sizes
 from engine.graphs.draft_graphs import draft_sizes
 from engine.graphs.models import why_no_drafts, why_no_prompts, why_not_model
 from engine.graphs.piece_graphs import piece_sizes
@@ -90,6 +91,13 @@ def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple
     return tuple(sorted(widths | {1} if is_draft_model else widths))
 
 
+def draft_chains(config: EngineConfig, attention: AttentionBackend) -> list[ChainSize]:
+    """Return the sizes of the graphs with which a model, or a layer, continues drafts."""
+    if config.speculation is None or not attention.is_capturable:
+        return []
+    return chain_sizes(config.max_running, config.speculation.max_drafts)
+
+
 def piece_tokens(config: EngineConfig, model: ModelConfig, *, is_draft_model: bool = False) -> int:
     """Return the most tokens of a step with prompts that is replayed, as a whole or in pieces; 0 in stages of
     a pipeline, if ranks divide KV (`engine/parallel/context_attention.py`), for which prompts need the host, and
@@ -125,22 +133,27 @@ def graph_bytes(
     is_planned: bool = False,
     spreads_prompts: bool = False,
     is_draft_model: bool = False,
+    chains: Sequence[ChainSize] = (),
+    only_chains: bool = False,
     num_groups: int = 1,
 ) -> int:
     """Estimate the bytes of GPU memory to reserve for all graphs and their inputs.
 
     `is_planned`: whether some are for short rows (`contexts_up_to`); `spreads_prompts`: whether in some each token
-    is a row. A draft model has no graphs of plain decodes. `num_groups`: groups of layers with page tables of
-    their own. Graphs share one pool, sized by the largest: one layer's tensors, and the logits.
+    is a row. A draft model has no graphs of plain decodes. `chains`: the sizes of graphs that continue drafts;
+    `only_chains`: whether there are no others. `num_groups`: groups of layers with page tables of their own.
+    Graphs share one pool, sized by the largest: one layer's tensors, and the logits.
     """
     rows = sizes_up_to(config.max_running)
     decodes = DecodeSizes(rows, contexts_up_to(max_model_len, is_planned=is_planned)).all
-    widths = draft_widths(config, is_draft_model=is_draft_model) if why_no_drafts(model) is None else ()
+    has_drafts = why_no_drafts(model) is None and not only_chains
+    widths = draft_widths(config, is_draft_model=is_draft_model) if has_drafts else ()
     drafts = draft_sizes(widths, config.max_running)
-    most = piece_tokens(config, model, is_draft_model=is_draft_model)
+    most = 0 if only_chains else piece_tokens(config, model, is_draft_model=is_draft_model)
     spreads = spread_sizes(most) if spreads_prompts else []
     pieces = piece_sizes(most, above=LONGEST if spreads else 0)
-    num_graphs = len(drafts) + len(spreads) + len(pieces) + (0 if is_draft_model else len(decodes))
+    num_graphs = len(drafts) + len(spreads) + len(pieces) + (0 if is_draft_model or only_chains else len(decodes))
+    num_graphs += sum(size.calls for size in chains)  # Each call has as many kernels as another graph.
     num_tokens = max([rows[-1], *spreads, *pieces, *(size.num_tokens for size in drafts)])
 
     kinds = [kind for kind, _ in model.kinds_of_heads.values()]
@@ -160,8 +173,8 @@ def graph_bytes(
     parts = 4 * num_parts * model.attention.num_heads * (model.attention.latent or 0)
     tables = 4 * (TABLE + num_groups * -(-max_model_len // config.page_tokens))
     host = num_graphs * num_nodes * _NODE_BYTES + len(pieces) * (model.num_layers + 1) * _PIECE_BYTES
-    num_tables = rows[-1] + max([0, *(size.rows for size in drafts)]) + max([0, *spreads])
-    inputs = rows[-1] * logits + num_tables * tables
+    num_tables = rows[-1] + sum(max([0, *(size.rows for size in kind)]) for kind in (drafts, chains))
+    inputs = rows[-1] * logits + (num_tables + max([0, *spreads])) * tables
     return num_tokens * layer * element_bytes + inputs + parts + host + _BYTES_BESIDE
 
 

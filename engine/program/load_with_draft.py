@@ -5,7 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from engine.graphs.setup import capture_all, draft_widths, graph_bytes, piece_tokens, why_only_decodes
+from engine.graphs.chain_graphs import ChainGraphs
+from engine.graphs.setup import (
+    Graphs,
+    capture_all,
+    draft_chains,
+    draft_widths,
+    graph_bytes,
+    piece_tokens,
+    why_only_decodes,
+)
 from engine.graphs.step_graphs import CudaCapture, CutCapture
 from engine.loading.load_model import load_model
 from engine.loading.same_vocabulary import check_same_vocabulary
@@ -59,9 +68,8 @@ def load_with_draft_model(
     else:
         runner = load_runner(config, draft.kv_bytes_per_token * config.context_parallel_size, launcher, reserved)
         draft = draft.with_pages(runner.num_pages + is_graphed)
-    if is_graphed:
-        add_draft_graphs(config, draft, CudaCapture(draft.device), reserved)
-    return runner, DraftModel(draft, runner.model_config.eos_token_ids, settings.max_prefill_tokens)
+    chains = add_draft_graphs(config, draft, CudaCapture(draft.device), reserved) if is_graphed else None
+    return runner, DraftModel(draft, runner.model_config.eos_token_ids, settings.max_prefill_tokens, chains)
 
 
 def draft_graph_bytes(config: EngineConfig, draft: ModelRunner) -> int:
@@ -76,13 +84,23 @@ def draft_graph_bytes(config: EngineConfig, draft: ModelRunner) -> int:
         draft.max_model_len,
         spreads_prompts=draft.spreads_prompts,
         is_draft_model=True,
+        chains=draft_chains(config, draft.attention),
     )
 
 
-def add_draft_graphs(config: EngineConfig, draft: ModelRunner, capture: CutCapture, reserved: int) -> None:
-    """Record the graphs of the draft model's steps, or let its first steps record them."""
+def add_draft_graphs(
+    config: EngineConfig, draft: ModelRunner, capture: CutCapture, reserved: int
+) -> ChainGraphs | None:
+    """Record the graphs of the draft model, or let its first steps record them; returns those that continue
+    drafts, if there are any.
+    """
     widths = draft_widths(config, is_draft_model=True)
     most = piece_tokens(config, draft.model_config, is_draft_model=True)
-    graphs = draft.add_token_graphs(config.max_running, most, widths, capture)
+    kinds: list[Graphs] = [draft.add_token_graphs(config.max_running, most, widths, capture)]
+    sizes = draft_chains(config, draft.attention)
+    chains = draft.chain_graphs(sizes, capture) if sizes else None
+    if chains is not None:
+        kinds.append(chains.graphs)
     if config.cuda_graphs == "start":
-        capture_all([graphs], draft.device, reserved)
+        capture_all(kinds, draft.device, reserved)
+    return chains

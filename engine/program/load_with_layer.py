@@ -10,7 +10,8 @@ import torch
 
 from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.kv_pages import KVPages
-from engine.graphs.setup import piece_tokens
+from engine.graphs.setup import capture_all, draft_chains, graph_bytes, piece_tokens, why_not
+from engine.graphs.step_graphs import CudaCapture
 from engine.loading.devices import device_named, dtype_of
 from engine.loading.draft_layers import share_tables
 from engine.loading.eagle3_targets import check_eagle3
@@ -54,10 +55,12 @@ def load_with_layer(config: EngineConfig) -> tuple[ModelRunner, LayerDrafter]:
     pages = KVPages.of(layer, 1, config.page_size, dtype, device)
     drafting = LayerRunner(layer, decoder, attention, pages)
     drafting.max_model_len = most
+    sizes = draft_chains(config, attention) if why_not(config, attention, device, layer) is None else []
+    graphs = graph_bytes(config, layer, dtype.itemsize, most, chains=sizes, only_chains=True) if sizes else 0
     kept = config.max_running * settings.max_prefill_tokens * layer.hidden_size
     # Graphs keep the states of inner layers, and twice as much while they compute.
     graphed = 3 * (config.max_running + piece_tokens(config, model)) if device.type == "cuda" else 0
-    draft_bytes = (kept + graphed * len(inner_layers) * model.hidden_size) * dtype.itemsize
+    draft_bytes = graphs + (kept + graphed * len(inner_layers) * model.hidden_size) * dtype.itemsize
     if settings.kv_pages is not None:
         runner = load_model(config, draft_bytes=draft_bytes, inner_layers=inner_layers)
         num_pages = settings.kv_pages
@@ -68,11 +71,14 @@ def load_with_layer(config: EngineConfig) -> tuple[ModelRunner, LayerDrafter]:
     hidden = HiddenStates(settings.max_prefill_tokens, lambda found: decoder.states_of(runner.decoder, found))
     runner.on_hidden = hidden.add
     share_tables(decoder, runner.decoder, directory, dtype, device)
-    drafting = drafting.with_pages(num_pages)
+    drafting = drafting.with_pages(num_pages + bool(sizes))  # Graphs take one more page.
     steps = [*warm_steps(min(config.max_step_tokens, settings.max_prefill_tokens), most, config.page_tokens)]
     compile_kernels(drafting, iter(steps), device)
+    chains = drafting.chain_graphs(sizes, CudaCapture(device)) if sizes else None
+    if chains is not None and config.cuda_graphs == "start":
+        capture_all([chains.graphs], device, graphs)
     warm_up(drafting, iter(steps), device)
-    return runner, LayerDrafter(drafting, hidden, model.eos_token_ids, settings.max_prefill_tokens)
+    return runner, LayerDrafter(drafting, hidden, model.eos_token_ids, settings.max_prefill_tokens, chains)
 
 
 def _load_layer(

@@ -7,11 +7,13 @@ The draft model has its own KV pages, and its own counter of computed tokens for
 
 It samples from its own distribution with the noise, parameters and penalties that the model will use at the same
 position. Two models that nearly agree then nearly always draw the same token, at any temperature.
+
+On a GPU, the first draft tokens stay there, and graphs draw those that follow: the host reads them all together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +21,7 @@ import torch
 
 from cache import KVCacheManager, Lease, OutOfPages, PageCopy
 from engine.attention.pinned import on_host
+from engine.graphs.chain_graphs import ChainGraphs, ChainStart
 from engine.sampling.native import NativeSampler
 from engine.sampling.sampler import Sampler, sampler_for
 from engine.values.plan import Chunk, StepPlan, num_accepted
@@ -52,10 +55,16 @@ class DraftModel:
     """Whether the KV of accepted draft tokens is what it would have computed from the request's tokens."""
 
     def __init__(
-        self, runner: LogitsRunner, eos_token_ids: Collection[int], max_prefill_tokens: int = 512
+        self,
+        runner: LogitsRunner,
+        eos_token_ids: Collection[int],
+        max_prefill_tokens: int = 512,
+        chains: ChainGraphs | None = None,
     ) -> None:
-        """`eos_token_ids` are those of the model that is drafted for; `max_prefill_tokens` as in `Speculation`."""
-        self._runner = runner
+        """`eos_token_ids` are those of the model that is drafted for; `max_prefill_tokens` as in `Speculation`;
+        `chains`: the runner's, to continue drafts without the host.
+        """
+        self._runner, self._chains = runner, chains
         self._eos = eos_token_ids
         self._sampler: Sampler | NativeSampler | None = None  # Chosen once the logits' device is known.
         self._max_prefill_tokens = max_prefill_tokens
@@ -124,20 +133,35 @@ class DraftModel:
                 self.cache.insert(follower.lease, follower.reusable(), self._num_calls)
 
     def _draft(self, chunks: Sequence[Chunk], batch: Sequence[Follower], copies: Sequence[PageCopy] = ()) -> None:
-        """Compute chunks, one for each in the batch, and add a draft token where they reach the last token."""
+        """Compute chunks, one for each in the batch, and draft a token where they reach the last token; further
+        ones too if no more of them need the host.
+        """
         logits = self._logits(StepPlan(tuple(chunks), tuple(copies)), batch)
         ready = [follower for follower, chunk in zip(batch, chunks, strict=True) if chunk.samples]
         if not ready:
             return
         rows = [SamplingRow(follower.request, follower.num_known, tuple(follower.draft)) for follower in ready]
         self._sampler = self._sampler or sampler_for(self._eos, logits.device)
-        chosen = on_host(self._sampler.sample(logits, rows)[0]).tolist()
-        for follower, token in zip(ready, chosen, strict=True):
-            follower.add(token)
+        first = self._sampler.sample(logits, rows)[0]
+        for follower, tokens in zip(ready, self._continued(ready, first), strict=True):
+            follower.take(tokens)
+
+    def _continued(self, ready: Sequence[Follower], first: torch.Tensor) -> Iterable[Sequence[int]]:
+        """Read the next draft token of each, `first`, int64 [R], and those that follow it on the device."""
+        if self._chains is not None and (num_calls := max(follower.num_wanted for follower in ready) - 1):
+            starts = [follower.chain_start() for follower in ready]
+            drafts = self._chains.tokens(starts, first, self._carried(ready), num_calls)
+            if drafts is not None:
+                return zip(*on_host(drafts).tolist(), strict=True)
+        return zip(on_host(first).tolist(), strict=True)
 
     def _logits(self, plan: StepPlan, batch: Sequence[Follower]) -> torch.Tensor:
         """Compute a plan with one chunk for each in the batch; return as `LogitsRunner.logits`."""
         return self._runner.logits(plan)
+
+    def _carried(self, batch: Sequence[Follower]) -> torch.Tensor | None:
+        """Return [R, `ModelRunner.carried_size`]: what the last call carried over for the batch, if anything."""
+        return None
 
 
 @dataclass(slots=True)
@@ -202,12 +226,28 @@ class Follower:
         computed = self.request.tokens[self.first : self.num_computed]
         return computed[:most]
 
-    def add(self, token: int) -> None:
-        """Append a draft token. The draft ends after a token that ends the request, or without a valid choice."""
-        if token >= 0:
-            self.draft.append(token)
-        if token < 0 or token in self.request.stop_ids:
-            self.most = len(self.draft)
+    def chain_start(self) -> ChainStart:
+        """Return the place of its next draft token, which need not be known."""
+        return ChainStart(self.request, self.num_computed - self.first, self.first, self.lease.pages)
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Append draft tokens, of which all but the last have been computed, as long as more are wanted. The draft
+        ends after a token that ends the request, or without a valid choice.
+        """
+        for index, token in enumerate(tokens):
+            if index:
+                if not self.wants_more:
+                    return
+                self.num_computed += 1
+            if token >= 0:
+                self.draft.append(token)
+            if token < 0 or token in self.request.stop_ids:
+                self.most = len(self.draft)
+
+    @property
+    def num_wanted(self) -> int:
+        """Number of draft tokens that are still wanted."""
+        return self.most - len(self.draft)
 
     @property
     def wants_more(self) -> bool:

@@ -19,6 +19,8 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from engine.attention.batch import AttentionBatch
+from engine.graphs.chain_graphs import ChainGraphs
 from engine.models.draft_layer import DraftLayer
 from engine.runner.draft_model import DraftModel, Follower
 from engine.runner.hidden_states import HiddenStates
@@ -41,6 +43,18 @@ class LayerRunner(ModelRunner):
         hidden = step.sampling(self.decoder(step.ids, self._prepare(step.batch), self.pages, before))
         return self.decoder.logits(hidden), self.decoder.continuing(hidden)
 
+    @property
+    def carried_size(self) -> int:
+        """Numbers of a state of the layer."""
+        return self.model_config.hidden_size
+
+    def _draft_call(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, carried: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(self.decoder, DraftLayer)
+        hidden = self.decoder(token_ids, self._prepare(batch), self.pages, carried)
+        return self.decoder.logits(hidden), self.decoder.continuing(hidden)
+
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a plan as if all states before were zero, and sample nothing: a warm-up."""
         shape = plan.num_tokens, self.model_config.hidden_size
@@ -59,9 +73,10 @@ class LayerDrafter(DraftModel):
         hidden: HiddenStates,
         eos_token_ids: Collection[int],
         max_prefill_tokens: int,
+        chains: ChainGraphs | None = None,
     ) -> None:
         """`hidden`: the model's states; the other arguments as for `DraftModel`."""
-        super().__init__(runner, eos_token_ids, max_prefill_tokens)
+        super().__init__(runner, eos_token_ids, max_prefill_tokens, chains)
         self._layer, self._hidden = runner, hidden
         self._own: dict[str, torch.Tensor] = {}  # the layer's last state of each request that drafts
 
@@ -86,7 +101,7 @@ class LayerDrafter(DraftModel):
 
     def _logits(self, plan: StepPlan, batch: Sequence[Follower]) -> torch.Tensor:
         if batch[0].draft:
-            before = torch.cat([self._own[follower.request.request_id] for follower in batch])
+            before = self._carried(batch)
         else:
             parts = [
                 part
@@ -99,3 +114,7 @@ class LayerDrafter(DraftModel):
             chunk.request.request_id: row for chunk, row in zip(plan.sampling_chunks, own.split(1), strict=True)
         }
         return logits
+
+    def _carried(self, batch: Sequence[Follower]) -> torch.Tensor:
+        """Return the layer's own last states."""
+        return torch.cat([self._own[follower.request.request_id] for follower in batch])

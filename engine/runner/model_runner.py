@@ -20,6 +20,7 @@ from engine.attention.pinned import to_device
 from engine.attention.places import Places
 from engine.attention.state_slots import StateSlots
 from engine.base.machine import usable_cores
+from engine.graphs.chain_graphs import ChainGraphs, ChainSize
 from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
 from engine.graphs.draft_graphs import DraftGraphs, DraftSize, draft_sizes
 from engine.graphs.piece_graphs import PieceGraphs
@@ -153,18 +154,9 @@ class ModelRunner:
         """Make graphs that replay steps of decodes. Call it before any step, because it reserves the last page and
         the last slot for a state, to which unused rows write. `keeps_hidden`: whether `on_hidden` will be set.
         """
-        limit = self.max_model_len
-        contexts = contexts_up_to(limit, is_planned=self.attention.plans_by_bounds)
+        contexts = contexts_up_to(self.max_model_len, is_planned=self.attention.plans_by_bounds)
         sizes = DecodeSizes(sizes_up_to(max_running), contexts)
-        layout = RowLayout(
-            sizes.rows[-1],
-            -(-limit // self.page_size),
-            self.page_size,
-            self._reserve(),
-            self.pages.null_page,
-            self.pages.num_groups,
-            self.num_state_slots,
-        )
+        layout = self._row_layout(sizes.rows[-1])
         if keeps_hidden:
             shape = layout.max_rows, self.hidden_width
             self._of_rows = torch.zeros(shape, dtype=self._decoder_type, device=self.device)
@@ -212,6 +204,33 @@ class ModelRunner:
             pieces = PieceGraphs(decoder, max_tokens, *shape, empty_slot, hidden, capture, num_groups, above)
         self._others = TokenGraphs(drafts, spreads, pieces)
         return self._others
+
+    def chain_graphs(self, sizes: Sequence[ChainSize], capture: Capture) -> ChainGraphs:
+        """Make graphs with which a drafter continues this model's drafts. Call it before any step, like
+        `add_graphs`.
+        """
+        layout = self._row_layout(sizes[-1].rows)
+        carried = torch.zeros(layout.max_rows, self.carried_size, dtype=self._decoder_type, device=self.device)
+        choose = graph_chooser_for(self.device)
+        return ChainGraphs(self._draft_call, sizes, layout, self.max_model_len, choose, carried, capture)
+
+    def _row_layout(self, max_rows: int) -> RowLayout:
+        """Return the layout of rows on the device, with the last page and the last slot for unused rows."""
+        empty_page, pages = self._reserve(), self.pages
+        max_pages = -(-self.max_model_len // self.page_size)
+        of_pages = self.page_size, empty_page, pages.null_page, pages.num_groups
+        return RowLayout(max_rows, max_pages, *of_pages, self.num_state_slots)
+
+    @property
+    def carried_size(self) -> int:
+        """Numbers that a call carries over to the next when this model drafts, in addition to the token."""
+        return 0
+
+    def _draft_call(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, carried: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Implement `DraftCall`."""
+        return self.decoder.logits(self._layers(token_ids, batch)), carried
 
     @property
     def hidden_width(self) -> int:

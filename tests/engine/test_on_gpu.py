@@ -9,6 +9,7 @@ only what is new there.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -17,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 import torch
@@ -25,12 +26,14 @@ import torch
 from benchmarks.gpu_sections.drive import Trace, drive
 from engine.attention.copy_streams import StreamName
 from engine.grammar.spec import Grammar
+from engine.graphs.chain_graphs import ChainSize
 from engine.loading import load_model as loading
 from engine.parallel.one_shot import OneShotSum, memory_bytes
 from engine.parallel.peer_memory import PeerMemory
 from engine.parallel.shard import Shard
 from engine.program.engine import Engine
 from engine.runner.model_runner import ModelRunner
+from engine.scheduling.stats import StepStats
 from engine.settings.config import EngineConfig
 from engine.settings.drafting import Speculation
 from engine.values.plan import Chunk, StepPlan, StepResult
@@ -54,7 +57,14 @@ from tests.engine.support.gpu_proofs import (
     random_engine,
 )
 from tests.engine.support.grammar_models import ids, save_random
-from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_greedily
+from tests.engine.support.graph_workloads import (
+    assert_same_tokens,
+    greedy_request,
+    last_chunk_of,
+    play_greedily,
+    play_workload,
+)
+from tests.engine.support.mtp_models import save_with_mtp
 from tests.engine.support.oracle import random_ids, save_tiny
 from tests.engine.support.rank_processes import OneGpu, Threads, Watched
 from tests.engine.support.recorded_graphs import Recording, record_as_on_gpus
@@ -303,6 +313,30 @@ def test_graphs_of_all_kinds_give_the_tokens_of_a_cpu(kind: str, tmp_path: Path)
         )
     assert sum(replays) > 10
     assert found == expected
+
+
+@pytest.mark.usefixtures("recordings")
+@pytest.mark.parametrize("method", ["draft_model", "mtp"])
+def test_drafts_that_stay_on_the_device_change_no_token(
+    method: Literal["draft_model", "mtp"], tmp_path: Path
+) -> None:
+    """Several calls are one graph, and each begins with what the last one left. The model drafts for itself and is
+    right, or a random layer drafts for it.
+    """
+    save = save_with_mtp if method == "mtp" else save_tiny
+    model = str(save("glm4_moe" if method == "mtp" else "qwen3", tmp_path / "model", eos_token_id=7))
+    drafting = Speculation(method, model=None if method == "mtp" else model, adaptive=False)
+    config = EngineConfig(model, cuda_graphs=GRAPHS, kv_pages=256, **SIZES)
+    expected, _ = play_workload(Engine.from_config(config), 3)
+    engine, steps = Engine.from_config(dataclasses.replace(config, speculation=drafting)), list[StepStats]()
+    engine.loop.on_step = steps.append
+    with counted_replays(ChainSize) as replays:
+        found, _ = play_workload(engine, 3)
+    assert_same_tokens(found, expected)
+    assert sum(replays) > 20
+    if method == "draft_model":
+        num_drafts = sum(step.num_draft_tokens for step in steps)
+        assert sum(step.num_accepted_tokens for step in steps) > 0.9 * num_drafts > 100
 
 
 @needs_gpu

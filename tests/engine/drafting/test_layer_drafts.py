@@ -19,6 +19,7 @@ from engine.runner.hidden_states import HiddenStates
 from engine.values.plan import Chunk, StepPlan
 from engine.values.request import Request
 from engine.values.sampling_params import SamplingParams
+from tests.engine.support.counted_reads import noted_reads
 from tests.engine.support.engine_run import Run
 from tests.engine.support.grammar_models import DEMO, EOS, NUM_TOKENS, compiler
 from tests.engine.support.mtp_models import NAMES
@@ -45,6 +46,24 @@ def test_drafts_are_the_layer_s_predictions(model: Models, name: str) -> None:
     result = runner.run(StepPlan((Chunk(one, 0, 27, one.tokens, [0, 1, 2], True),)))
     one.tokens += result.token_ids
     assert drafter.propose([one], [4]) == [model(name).predict(one.tokens, 4)]
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "qwen3_next", "eagle3 qwen3"])
+def test_the_layer_continues_drafts_on_the_device(
+    model: Models, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its own states, which stay there too. The host reads the tokens of a call together."""
+    recordings, reads = record_as_on_gpus(monkeypatch), noted_reads(monkeypatch)
+    runner, drafter = load_with_layer(model(name).config(cuda_graphs="lazy"))
+    assert runner.num_pages == drafter.cache.num_pages == 60
+    for number in range(3):
+        requests = [request(range(30 + number, 57), f"a{number}"), request(range(40, 49 + number), f"b{number}")]
+        for at, one in enumerate(requests):
+            chunk = Chunk(one, 0, one.num_tokens, one.tokens[:], [2 * at, 2 * at + 1], True)
+            one.tokens += runner.run(StepPlan((chunk,))).token_ids
+        expected = [model(name).predict(one.tokens, count) for one, count in zip(requests, (3, 2), strict=True)]
+        assert drafter.propose(requests, [3, 2]) == expected
+    assert reads == [6] * 3 and recordings[-1].num_replayed == 2
 
 
 WHATEVER = [

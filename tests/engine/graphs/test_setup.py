@@ -15,7 +15,17 @@ import torch
 from benchmarks.gpu_sections.shapes import MODELS
 from engine.attention.base import AttentionBackend
 from engine.graphs import setup
-from engine.graphs.setup import capture_all, draft_widths, graph_bytes, piece_tokens, why_not, why_only_decodes
+from engine.graphs.chain_graphs import ChainSize
+from engine.graphs.row_assignment import TABLE
+from engine.graphs.setup import (
+    capture_all,
+    draft_chains,
+    draft_widths,
+    graph_bytes,
+    piece_tokens,
+    why_not,
+    why_only_decodes,
+)
 from engine.graphs.step_graphs import StepGraphs
 from engine.model_config.config import ModelConfig
 from engine.model_parts.experts_config import Clamp
@@ -94,6 +104,20 @@ def test_graphs_of_drafts_and_of_pieces_are_counted(model: Any) -> None:
     few, many = (EngineConfig(speculation=Speculation(max_drafts=n)) for n in (1, 4))
     assert (draft_widths(EngineConfig()), draft_widths(few), draft_widths(many)) == ((), (2,), (2, 5))
     assert draft_widths(many, is_draft_model=True) == (1, 2, 5)
+
+
+def test_graphs_that_continue_drafts_are_counted_by_their_calls(model: Any) -> None:
+    facts = ModelConfig.from_directory(model)
+    capturable, planned = backend(is_capturable=True), backend(is_capturable=False)
+    config = EngineConfig(max_running=2, speculation=Speculation(max_drafts=4))
+    assert draft_chains(config, capturable) == [(1, 1), (2, 1), (1, 3), (2, 3)]
+    assert draft_chains(config, planned) == draft_chains(EngineConfig(), capturable) == []
+    few, many = ([ChainSize(2, calls)] for calls in (1, 3))
+    taken = [graph_bytes(config, facts, 2, 512, chains=sizes, only_chains=True) for sizes in ([], few, many)]
+    kernels = (taken[2] - taken[1]) // 2
+    assert taken[1] - taken[0] == kernels + 2 * 4 * (TABLE + 512 // 16), "and the words of two rows"
+    draft = [graph_bytes(config, facts, 2, 512, is_draft_model=True, chains=sizes) for sizes in (few, many)]
+    assert draft[1] - draft[0] == 2 * kernels and draft[0] > taken[1]
 
 
 def test_small_models_have_graphs_of_longer_prompts(tmp_path: Path) -> None:

@@ -61,14 +61,16 @@ def noted_logits() -> Iterator[list[torch.Tensor]]:
 
 
 @contextmanager
-def counted_replays() -> Iterator[list[bool]]:
-    """Note for each step with graphs whether one was replayed."""
+def counted_replays(kind: type[object] = object) -> Iterator[list[bool]]:
+    """Note for each step with graphs whether one was replayed; only of graphs with sizes of this `kind`."""
     seen: list[bool] = []
     run = StepGraphs.run
 
     def counted(graphs: StepGraphs[Any], size: Any) -> bool:
-        seen.append(run(graphs, size))
-        return seen[-1]
+        is_replayed = run(graphs, size)
+        if isinstance(size, kind):
+            seen.append(is_replayed)
+        return is_replayed
 
     with patch.object(StepGraphs, "run", counted):
         yield seen

@@ -16,6 +16,7 @@ from engine.attention.reference import ReferenceAttention
 from engine.graphs.models import why_no_drafts, why_not_model
 from engine.loading import load_model as loading
 from engine.loading.load_model import load_model
+from engine.program import load_with_draft, load_with_layer
 from engine.runner.model_runner import ModelRunner
 from engine.settings.config import EngineConfig
 from tests.engine.support.runner_parts import with_attention
@@ -128,8 +129,8 @@ class SpreadingAttention(GatheringAttention):
 
 
 def record_as_on_gpus(patch: pytest.MonkeyPatch) -> list[Recording]:
-    """Have models that are loaded on CPUs record their steps; returns what each of them records with. They need
-    `cuda_graphs: lazy`.
+    """Have models, draft models and layers that are loaded on CPUs record their steps; returns what each of
+    them records with. They need `cuda_graphs: lazy`.
     """
     made: list[Recording] = []
 
@@ -140,10 +141,13 @@ def record_as_on_gpus(patch: pytest.MonkeyPatch) -> list[Recording]:
     def gathering(names: str, shape: AttentionShape, *_: object) -> GatheringAttention:
         return GatheringAttention(shape)
 
-    patch.setattr(loading, "choose_backend", gathering)
-    patch.setattr(loading, "why_not", lambda config, attention, device, model: why_not_model(model))
-    patch.setattr(loading, "why_only_decodes", lambda config, device, model: why_no_drafts(model))
-    patch.setattr(loading, "CudaCapture", record)
+    for module in (loading, load_with_layer):
+        patch.setattr(module, "choose_backend", gathering)
+        patch.setattr(module, "why_not", lambda config, attention, device, model: why_not_model(model))
+    for module in (loading, load_with_draft):
+        patch.setattr(module, "why_only_decodes", lambda config, device, model: why_no_drafts(model))
+    for module in (loading, load_with_draft, load_with_layer):
+        patch.setattr(module, "CudaCapture", record)
     return made
 
 

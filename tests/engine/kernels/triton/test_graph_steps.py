@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from engine.graphs.chain_graphs import ChainSize
 from engine.kernels.triton import sample
 from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.tile import TILE
 from engine.loading.load_model import load_model
+from engine.runner.draft_model import DraftModel
 from engine.sampling.graph_chooser import torch_graph_chooser, triton_graph_chooser
 from engine.settings.config import EngineConfig
 from engine.values.plan import Chunk, StepPlan
@@ -123,6 +126,27 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(kind: str, tmp_path
         for i, token in zip(members, expected[-1], strict=True):
             rows[i].tokens.append(token)
     assert recording.num_replayed == 2 * 3, "the forward pass, and sampling"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
+def test_drafts_that_our_kernels_continue_are_those_of_plain_torch(tmp_path: Path) -> None:
+    """Three rows of a graph of four: greedy, drawn, and drawn from the likeliest. The host is not asked."""
+    config = EngineConfig(
+        str(MODELS["plain"](tmp_path)), device="cpu", attention="reference", page_size=4, kv_pages=24, threads=1
+    )
+    plain, runner = load_model(config), with_our_kernels(load_model(config))
+    with graphs_of_gpus():
+        chains = runner.chain_graphs([ChainSize(4, 1), ChainSize(4, 3)], Recording())
+    drafters = DraftModel(plain, ()), DraftModel(runner, (), chains=chains)
+    asked: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 9})
+    requests = [greedy_request(f"r{i}", 5 + i, **params) for i, params in enumerate(asked)]
+    for _ in range(2):
+        expected = drafters[0].propose(requests, [4, 4, 2])
+        with Operations() as operations:
+            assert drafters[1].propose(requests, [4, 4, 2]) == expected
+        assert not operations.seen & _FOR_THE_HOST
+        for one, draft in zip(requests, expected, strict=True):
+            one.tokens += [*draft, 50]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
