@@ -10,13 +10,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-)
 
 from tests.engine.support.oracle import oracle_model
 
@@ -111,24 +104,27 @@ class Reference:
     """The layer of a checkpoint in plain torch, with attention, MLP and rotation of transformers' Llama."""
 
     def __init__(self, directory: Path, model: Path) -> None:
+        # Imports Triton, which tests of its kernels tell to interpret before that.
+        from transformers.models.llama import modeling_llama as llama
+
         self._model = oracle_model(model)
         raw = json.loads((directory / "config.json").read_text())
         nested = raw.get("transformer_layer_config")
         given, keys = nested or raw, (*LAYER, "attention_bias", "vocab_size")
-        config = LlamaConfig(**{key: given[key] for key in keys if key in given})
+        config = llama.LlamaConfig(**{key: given[key] for key in keys if key in given})
         config._attn_implementation = "eager"
         self._norms_residual = raw["norm_before_residual"]
         weights = load_file(directory / "model.safetensors")
         at = "layers.0." if nested else "midlayer."
         part = {name.removeprefix(at): each for name, each in weights.items() if name.startswith(at)}
-        self._attention, self._mlp = LlamaAttention(config, 0), LlamaMLP(config)
+        self._attention, self._mlp = llama.LlamaAttention(config, 0), llama.LlamaMLP(config)
         for name in ("q_proj", "k_proj", "v_proj"):
             plain = getattr(self._attention, name)
             wide = torch.nn.Linear(2 * config.hidden_size, plain.out_features, bias=plain.bias is not None)
             setattr(self._attention, name, wide)
-        self._rotary = LlamaRotaryEmbedding(config)
+        self._rotary = llama.LlamaRotaryEmbedding(config)
         self._norms = {
-            name: LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+            name: llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
             for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm", "norm")
         }
         for module, prefix in ((self._attention, "self_attn."), (self._mlp, "mlp.")):
@@ -137,7 +133,7 @@ class Reference:
             norm.weight.data = weights["norm.weight"] if name == "norm" else part[f"{name}.weight"]
         self._fc, self._head, self._states_norm = weights["fc.weight"], weights["lm_head.weight"], None
         if "input_norm.weight" in weights:
-            self._states_norm = LlamaRMSNorm(self._fc.shape[1], config.rms_norm_eps)
+            self._states_norm = llama.LlamaRMSNorm(self._fc.shape[1], config.rms_norm_eps)
             self._states_norm.weight.data = weights["input_norm.weight"]
         self._table = weights.get("embed_tokens.weight")
         offsets = weights.get("d2t")
