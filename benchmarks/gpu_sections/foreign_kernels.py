@@ -48,7 +48,8 @@ def gated_delta_rule(
     shape: DeltaNetConfig,
     state: torch.Tensor,
 ) -> Callable[[], torch.Tensor]:
-    """Return a gated delta net's recurrence over one prompt, [T, channels], in the order of its tokens.
+    """Return a function that computes the recurrence of a gated delta net for one prompt, whose queries, keys and
+    values are `convolved`, [T, channels]. Its result is [T, num_value_heads, value_dim].
 
     decay, strength: float32 [T, num_value_heads]; state: the one before, float32 [num_value_heads, key_dim,
     value_dim]. Raises ImportError without the package.

@@ -1,4 +1,4 @@
-"""A gated delta net of Qwen3-Next: whether prompts and decodes are right, and how long they take."""
+"""Checks and times the prompts and decodes of one gated delta net, with the sizes of Qwen3-Next."""
 
 from __future__ import annotations
 

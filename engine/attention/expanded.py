@@ -26,7 +26,7 @@ from engine.attention.other_rows import OtherRows
 MOST_ABSORBED = 512
 """Tokens of a row up to which its queries are absorbed, and of a step up to which graphs in pieces replay it."""
 _POSITIONS = 1 << 17
-"""Most positions, times heads, that are expanded together, unless one head has more."""
+"""Largest product of positions and heads that are expanded together. A single head may exceed it."""
 
 
 class HeadsQuery(NamedTuple):
@@ -68,7 +68,7 @@ class ExpandingAttention:
 
 
 class ExpandedStep:
-    """One step's batch with at least one row of many tokens."""
+    """The batch of a step in which at least one row has many tokens."""
 
     def __init__(
         self, shape: AttentionShape, backend: AttentionBackend, batch: AttentionBatch, null_page: int

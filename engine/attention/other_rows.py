@@ -1,4 +1,4 @@
-"""The rows of a step that another kernel computes than its long prompts, as a batch of their own."""
+"""The rows of a step that are not long prompts, which have a kernel of their own, as a separate batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OtherRows:
         at = on_device(np.array(rows, dtype=np.int64), device)
         tokens = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows])
         self.tokens = on_device(tokens, device)
-        """int64: their tokens in the step."""
+        """int64: the index in the step of each of their tokens."""
         own = replace(
             batch,
             num_decodes=sum(row < batch.num_decodes for row in rows),

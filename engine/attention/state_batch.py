@@ -25,9 +25,9 @@ class StateRow:
     """A row that does not simply advance by one token."""
 
     first: int
-    """Index of its first token in the step, without replayed tokens."""
+    """Index of its first token in the step, in which replayed tokens do not count."""
     begin: int
-    """The same among all tokens: that of its first replayed one, if it has any."""
+    """Index of its first token, a replayed one if it has any, where these count too."""
     num_tokens: int
     """Number of its tokens, without replayed ones."""
     source: int
@@ -54,13 +54,13 @@ class Replays:
     """The D replayed tokens of a step, which has N tokens of its own."""
 
     slots: torch.Tensor
-    """int64 [D]: the slot that keeps each of them,"""
+    """int64 [D]: the slot in which each of them is kept."""
     positions: torch.Tensor
-    """int64 [D]: and its number there."""
+    """int64 [D]: its position among the drafts of that slot."""
     places: torch.Tensor
-    """int64 [D]: the index of each of them among all tokens."""
+    """int64 [D]: its index among all D + N tokens."""
     others: torch.Tensor
-    """int64 [N]: that of each of the step's own tokens."""
+    """int64 [N]: the index of each of the step's own tokens among all D + N."""
 
     @classmethod
     def of(cls, rows: Sequence[StateRow], num_tokens: int) -> Replays | None:
@@ -76,7 +76,7 @@ class Replays:
         return cls(*map(torch.from_numpy, (slots, positions, places, others)))
 
     def joined(self, replayed: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        """Return [D + N, numbers]: both kinds of tokens in the order of all."""
+        """Put both kinds of tokens, [D, numbers] and [N, numbers], in their order; return [D + N, numbers]."""
         together = others.new_empty(len(replayed) + len(others), others.shape[1])
         together.index_copy_(0, self.places, replayed.to(others.dtype))
         return together.index_copy_(0, self.others, others)
@@ -84,14 +84,14 @@ class Replays:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """The draft tokens of a step, which the next one may replay; of each row, the token before them too."""
+    """The draft tokens of a step, and the token before them in each row: the next step may replay them."""
 
     tokens: torch.Tensor
-    """int64 [E]: their index in the step, without replayed tokens."""
+    """int64 [E]: the index of each in the step, in which replayed tokens do not count."""
     slots: torch.Tensor
-    """int64 [E]: the slot that keeps each of them,"""
+    """int64 [E]: the slot in which it is kept."""
     positions: torch.Tensor
-    """int64 [E]: and its number there."""
+    """int64 [E]: its position among the drafts of that slot."""
 
     @classmethod
     def of(cls, rows: Sequence[StateRow]) -> Drafts | None:

@@ -1,5 +1,5 @@
-"""The draft tokens after a request's first, drawn without the host: each call of a draft model continues with the
-tokens of the one before.
+"""Draws the second and later draft tokens of requests without the host. Each call of the draft model starts from
+the tokens that the previous call drew.
 
     first tokens ─▶ rows ─▶ [ layers ─▶ logits ─▶ choice ─▶ rows │ layers ─▶ logits ─▶ choice ─▶ rows ] ─▶ tokens
                               a call                               the next one
@@ -61,7 +61,7 @@ class ChainStart(NamedTuple):
     num_left_out: int
     """Number of leading tokens of the request that its pages leave out."""
     pages: Sequence[int]
-    """Page table: covers the tokens of which it needs KV."""
+    """Page table of all tokens whose KV the request needs; surplus tokens may lie beyond it."""
 
 
 class ChainGraphs:
@@ -140,7 +140,7 @@ class _Words:
 
     @classmethod
     def of(cls, starts: Sequence[ChainStart], num_calls: int, layout: RowLayout) -> _Words:
-        """Return the words of rows, on the host."""
+        """Write the words of these rows, in the host's memory."""
         fields = np.zeros(layout.field(TABLE), dtype=np.int32)
         asked = [start.request.sampling for start in starts]
         columns: tuple[tuple[int, list[Any], type[np.generic]], ...] = (

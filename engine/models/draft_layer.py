@@ -9,13 +9,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 
 from engine.models.decoder import Decoder
 from engine.models.native_decoder import NativeDecoder
 
 
-class DraftLayer(Decoder):
+class DraftLayer(Decoder, ABC):
     """A decoder of this one layer. `forward` takes the states at the positions before as `received`, [N,
     hidden_size].
     """
@@ -32,12 +34,12 @@ class DraftLayer(Decoder):
         if not self.has_own_head:
             self.lm_head, self.head_few_rows = model.lm_head, model.head_few_rows
 
+    @abstractmethod
     def states_of(self, model: Decoder | NativeDecoder, hidden: torch.Tensor) -> torch.Tensor:
         """Map what a step of the model returned, [N, hidden_width], to the states that the layer reads, [N,
         hidden_size], in memory of their own.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def continuing(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map what `forward` returned, [N, hidden_size], to the states from which a draft continues."""
-        raise NotImplementedError
