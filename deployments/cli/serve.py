@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
+from deployments.cli.controller_watch import WATCH_S, ControllerWatch, Gone
 from deployments.cli.effective import in_effect, lines
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.left_behind import Guard, adopt_orphans, descendants, end_descendants
@@ -58,10 +59,6 @@ STATUS_S = 1.0
 """Seconds between two requests for the state of all replicas: each takes Serve's controller, and this process,
 tens of milliseconds, which slow a start on few cores.
 """
-WATCH_S = 2.0
-"""Seconds between two checks that Ray and Serve still run."""
-CONTROLLER_S = 120.0
-"""Seconds without an answer of Serve's controller after which it counts as gone. Ray restarts a dead one."""
 END_S = 15.0
 """Seconds in which Ray's processes can end by themselves."""
 _READY = ("healthy", "unloaded")
@@ -73,10 +70,6 @@ _REFUSED = re.compile(r"^Deploying app '.*?' failed with exception: ")
 
 class _Stopped(Exception):
     """Raised after a signal that asks to end."""
-
-
-class _Gone(UserError):
-    """Ray or Serve has ended, so this server must end too."""
 
 
 class Signals:
@@ -179,7 +172,7 @@ def _serve(config: dict[str, Any], cluster: str | None, console: Console, verbos
         console.print("[dim]Shutting down when open streams have ended. Ctrl-C again does not wait for them.[/]")
     finally:
         with quiet(verbose):
-            if has_deployed and not isinstance(sys.exc_info()[1], _Gone):
+            if has_deployed and not isinstance(sys.exc_info()[1], Gone):
                 _end_serve(signals)
             _end_ray()
             guard.dismiss()
@@ -345,51 +338,25 @@ def _wait_until_ready(schema: ServeDeploySchema, url: str, signals: Signals, pen
 
 
 def _watch(signals: Signals, guard: Guard) -> None:
-    """Watch Ray and Serve until a signal comes. Raises _Gone when one of them has ended."""
+    """Watch Ray and Serve until a signal comes. Raises Gone when one of them has ended."""
     from ray import serve
 
-    controller = _ControllerWatch(lambda: bool(serve.status().applications))
-    while True:
-        signals.check(wait=WATCH_S)
-        _check_ray()
-        controller.check()
-        guard.follow(descendants())
+    with closing(ControllerWatch(lambda: bool(serve.status().applications))) as controller:
+        while True:
+            signals.check(wait=WATCH_S)
+            _check_ray()
+            controller.check()
+            guard.follow(descendants())
 
 
 def _check_ray() -> None:
-    """Raise _Gone when a process has ended that Ray needs to start and replace others."""
+    """Raise Gone when a process has ended that Ray needs to start and replace others."""
     if gone := _ended_of_ray():
-        raise _Gone(f"Ray's {' and '.join(gone)} ended, and all processes here with it; start the server again")
+        raise Gone(f"Ray's {' and '.join(gone)} ended, and all processes here with it; start the server again")
 
 
 def _ended_of_ray() -> list[str]:
     return [kind for kind in ended_ray_processes() if kind in ("raylet", "gcs_server")]
-
-
-class _ControllerWatch:
-    """Asks Serve's controller for its applications, in its own thread, because it may not answer."""
-
-    def __init__(self, ask: Callable[[], bool]) -> None:
-        """`ask` returns whether there are applications, and may raise anything."""
-        self._ask, self._has_applications = ask, True
-        self._num_checks = 0
-        """Since its last answer. Time would also count pauses of this process, in which it asks nothing."""
-        threading.Thread(target=self._ask_on, daemon=True).start()
-
-    def check(self) -> None:
-        """Raise _Gone when the controller or all applications are gone. Call it every `WATCH_S`."""
-        self._num_checks += 1
-        if self._num_checks * WATCH_S > CONTROLLER_S:
-            raise _Gone(f"Serve's controller has not answered for {CONTROLLER_S:.0f} s; start the server again")
-        if not self._has_applications:
-            raise _Gone("all applications were deleted from Serve, so nothing is left to serve")
-
-    def _ask_on(self) -> None:
-        while True:
-            with suppress(Exception):  # The controller is restarting, or gone.
-                self._has_applications = self._ask()
-                self._num_checks = 0
-            time.sleep(2 * WATCH_S)
 
 
 def _health(client: httpx.Client, url: str) -> dict[str, Any] | None:
