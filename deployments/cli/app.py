@@ -448,7 +448,7 @@ def plan(
     ] = 0.7,
     mfu: Annotated[
         float, typer.Option(help="Share of FLOPS that prefill reaches.", min=0.01, max=1, rich_help_panel=_ASSUMED)
-    ] = 0.4,
+    ] = 0.55,
     reserve_gib: Annotated[
         float, typer.Option(help="Memory for CUDA and a step's tensors.", min=0, rich_help_panel=_ASSUMED)
     ] = 2.0,
