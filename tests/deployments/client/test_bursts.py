@@ -69,7 +69,10 @@ def test_a_request_whose_task_is_cancelled_before_it_begins_is_aborted() -> None
             with pytest.raises(Unavailable, match="is being stopped"):
                 await generating
             await stopping
-            assert [(type(message), message.request_id) for message in messages] == [(Generate, "a"), (Abort, "a")]
+            first, *others = [(type(message), message.request_id) for message in messages]
+            assert first == (Generate, "a")
+            # The client repeats the abort if a delta of the request arrives before it has disconnected.
+            assert others and set(others) == {(Abort, "a")}
             engines.runners[0].gate.set()
             await until(lambda: is_nothing_left(client, engines))
 
