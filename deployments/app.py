@@ -60,7 +60,7 @@ def build(args: AppArgs | dict[str, Any]) -> Application:
         check_model_files(checked)
         return build_with(checked, partial(load_engine, health=checked.health))
     except ValidationError as error:
-        raise ConfigRefused(f"args.{first_fault(error)}") from None
+        raise ConfigRefused(first_fault(error, "args")) from None
     except ValueError as error:
         raise ConfigRefused(str(error)) from None
 

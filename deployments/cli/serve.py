@@ -295,8 +295,9 @@ def start_ray(cluster: str | None, verbose: bool, num_gpus: int | None = None) -
     except Exception as error:
         if cluster is not None:
             raise UserError(
-                f"cannot connect to a running Ray ({cluster}): {one_line(error)}. Start one, as `raydix serve` "
-                "does, or set RAY_ADDRESS to its address, and RAY_AUTH_MODE=token if it asks for a token"
+                f"cannot connect to a running Ray ({cluster}): {one_line(error).rstrip('.')}. Start one, as "
+                "`raydix serve` does, or set RAY_ADDRESS to its address, and RAY_AUTH_MODE=token if it asks for a "
+                "token"
             ) from None
         raise UserError(f"Ray does not start: {one_line(error)}") from None
 

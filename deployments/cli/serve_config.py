@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import sys
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,8 +187,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _override(application: dict[str, Any], overrides: Overrides) -> None:
-    args = application["args"] = dict(application.get("args") or {})
-    if not all(isinstance(args.get(section) or {}, dict) for section in ("engine", "engines", "ingresses")):
+    args = application["args"] = copy(application.get("args") or {})
+    sections = ("engine", "engines", "ingresses")
+    if not isinstance(args, dict) or not all(isinstance(args.get(name) or {}, dict) for name in sections):
         return  # the next check refuses it
     if args.get("models") and overrides.of_a_model:
         raise UserError(f"{_MODEL_OPTIONS} need a config with one model, but it has several: edit the config", 2)
@@ -234,4 +235,4 @@ def _check(application: dict[str, Any], path: Path | None) -> None:
     try:
         AppArgs.model_validate(application["args"])
     except ValidationError as error:
-        raise UserError(f"{source}: args.{first_fault(error)}", 2) from None
+        raise UserError(f"{source}: {first_fault(error, 'args')}", 2) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import re
 from collections import Counter
@@ -15,6 +14,7 @@ from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.limits import Limits
 from deployments.config.removed import without_removed
 from deployments.config.roles import Pool
+from deployments.config.section import Section
 from deployments.config.settings import (
     AdmissionSettings,
     BatchSettings,
@@ -27,7 +27,6 @@ from deployments.config.settings import (
     MetricsSettings,
     ResponseSettings,
     RouterSettings,
-    Settings,
     SloSettings,
     StreamSettings,
     TracingSettings,
@@ -45,6 +44,7 @@ from deployments.config.versions import (
     version_plans,
 )
 from engine.base.machine import CpuPolicy
+from engine.base.suggestions import unknown_setting
 from engine.settings.config import EngineConfig
 from engine.settings.drafting import Speculation
 from engine.settings.kv_tier import KVTier
@@ -57,24 +57,21 @@ ENGINE_DEPLOYMENT = "EngineReplica"
 def _known_engine_keys(value: Any) -> Any:
     """Refuse unknown keys: pydantic would ignore them in a dataclass, and a typo would go unnoticed."""
     if isinstance(value, dict):
-        _refuse_unknown("engine", value, EngineConfig)
-        _refuse_unknown("engine.speculation", value.get("speculation"), Speculation)
-        _refuse_unknown("engine.kv_tier", value.get("kv_tier"), KVTier)
+        _refuse_unknown("", value, EngineConfig)
+        _refuse_unknown("speculation: ", value.get("speculation"), Speculation)
+        _refuse_unknown("kv_tier: ", value.get("kv_tier"), KVTier)
     return value
 
 
 def _refuse_unknown(section: str, value: Any, settings: type[Any]) -> None:
-    if isinstance(value, dict):
-        known = {field.name for field in dataclasses.fields(settings)}
-        unknown = sorted(str(key) for key in value.keys() - known)
-        if unknown:
-            raise ValueError(f"unknown {section} settings {unknown}; there are {sorted(known)}")
+    if isinstance(value, dict) and (message := unknown_setting(value, settings.__dataclass_fields__)):
+        raise ValueError(section + message)
 
 
 CheckedEngineConfig = Annotated[EngineConfig, BeforeValidator(_known_engine_keys)]
 
 
-class ModelArgs(Settings):
+class ModelArgs(Section):
     """One model and the replicas that serve it."""
 
     engine: CheckedEngineConfig = EngineConfig()
@@ -177,7 +174,7 @@ class ModelArgs(Settings):
         return {pool.deployment(name): pool for pool in self.engines.pools}
 
 
-class AccessSettings(Settings):
+class AccessSettings(Section):
     """Tenants that may send requests, and the keys for administration."""
 
     tenants: Annotated[tuple[TenantSettings, ...], AfterValidator(distinct_tenants)] = ()

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from deployments.config.section import Section
 
 
-class AutoscalingSettings(BaseModel):
+class AutoscalingSettings(Section):
     """Runs as many engine replicas as the work needs; see `deployments/replica/autoscaling.py`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     min: int = Field(default=1, ge=0)
     """Fewest replicas. With 0, a model that has none is loaded again by POST /v1/models/NAME/load."""

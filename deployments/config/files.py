@@ -6,13 +6,13 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from deployments.config.settings import Settings
+from deployments.config.section import Section
 
 MIB = 2**20
 DAY_S = 86_400
 
 
-class FileSettings(Settings):
+class FileSettings(Section):
     """Where files and batches are stored, and how many there may be; see `deployments/batch/spool.py`.
 
     Bounds hold for each tenant, in the directory that all ingresses share.

@@ -6,7 +6,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+
+from deployments.config.section import Section
 
 _TCP = re.compile(r"tcp://(?P<host>\*|\[[0-9a-fA-F:.]+\]|[^\s/:\[\]*]+):(?P<port>\d{1,5})")
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
@@ -41,10 +43,8 @@ def check_event_topic(topic: str) -> str:
 EventEndpoint = Annotated[str, AfterValidator(check_event_endpoint)]
 
 
-class KvEventSettings(BaseModel):
+class KvEventSettings(Section):
     """Events of the KV cache in vLLM's format, for routers of others; see `deployments/replica/kv_events.py`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     endpoint: EventEndpoint = "tcp://127.0.0.1:5557"
     """Where each replica publishes (ZeroMQ, PUB). Any client that reaches it can read prompts: see

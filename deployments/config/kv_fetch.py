@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from deployments.config.section import Section
 
 
-class KvFetchSettings(BaseModel):
+class KvFetchSettings(Section):
     """KV that a replica fetches from another; see `deployments/replica/kv_fetch/`. Needs `engine.host_kv_gib`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     transport: Literal["zmq", "nixl"] = "zmq"
     """How pages go: "zmq", encrypted over the wire's sockets, or "nixl", read in the other's memory by NIXL, for

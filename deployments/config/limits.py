@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from deployments.config.section import Section
 from engine.values import sampling_params as engine_bounds
 
 MIB = 2**20
@@ -17,10 +18,8 @@ MIB = 2**20
 UnknownFields = Literal["refuse", "warn", "ignore"]
 
 
-class Limits(BaseModel):
+class Limits(Section):
     """Bounds on requests; each is checked before the work it bounds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     # Work larger than these runs in a thread, so that no stream waits for it; smaller work is not worth a switch
     # of threads. They are constants, not settings.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from deployments.config.autoscaling import AutoscalingSettings
+from deployments.config.section import Section
 from router.fetch.roles import ROLES, Role
 
 
@@ -51,10 +52,8 @@ PoolSize = Annotated[
 """A fixed number of replicas, or the fields of `AutoscalingSettings`."""
 
 
-class RoleSettings(BaseModel):
+class RoleSettings(Section):
     """How many replicas compute long prompts, and how many generate; see `router/fetch/roles.py`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prefill: PoolSize
     """Replicas that compute long prompts, and generate only their first tokens: a number, or `min`, `max` and the

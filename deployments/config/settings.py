@@ -8,8 +8,6 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
@@ -22,6 +20,7 @@ from deployments.config.kv_events import KvEventSettings
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.placement import Placement
 from deployments.config.roles import Pool, RoleSettings
+from deployments.config.section import Section
 from router.policy_names import check_policy_name
 
 PolicyName = Annotated[str, AfterValidator(check_policy_name)]
@@ -43,13 +42,7 @@ def _known_notice(given: str) -> str:
     return given
 
 
-class Settings(BaseModel):
-    """Base of all sections: frozen, with unknown keys refused and a docstring for each field."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RouterSettings(Settings):
+class RouterSettings(Section):
     """Which replica a request goes to; see `router/policies.py` and `router/cost.py`."""
 
     policy: PolicyName = "cost"
@@ -70,7 +63,7 @@ class RouterSettings(Settings):
     requests anyway. It learns the others while it serves."""
 
 
-class HealthSettings(Settings):
+class HealthSettings(Section):
     """When a replica counts as lost, and what happens to its requests."""
 
     check_period_s: float = Field(default=2.0, gt=0)
@@ -109,7 +102,7 @@ class HealthSettings(Settings):
     """Largest share of all requests that may be sent to a second replica."""
 
 
-class DrainSettings(Settings):
+class DrainSettings(Section):
     """How an engine replica learns that its machine is about to end, and leaves before it does; see
     docs/termination.md."""
 
@@ -124,7 +117,7 @@ class DrainSettings(Settings):
     """Seconds between two looks."""
 
 
-class StreamSettings(Settings):
+class StreamSettings(Section):
     """Which streams can be continued, and how long they outlive their readers: see docs/streams.md."""
 
     ids: Literal["asked", "always"] = "asked"
@@ -146,7 +139,7 @@ class StreamSettings(Settings):
     to continue."""
 
 
-class WireSettings(Settings):
+class WireSettings(Section):
     """The connections between ingresses and engine replicas: see `deployments/wire/handshake.py`."""
 
     encrypt: bool = True
@@ -165,7 +158,7 @@ class WireSettings(Settings):
         return self
 
 
-class LogSettings(Settings):
+class LogSettings(Section):
     """Log lines of ingresses and engines, through Ray Serve's logger; see
     `deployments/telemetry/request_log.py`."""
 
@@ -182,7 +175,7 @@ class LogSettings(Settings):
     path, status, tokens, milliseconds, and what was wrong. None: no lines."""
 
 
-class TracingSettings(Settings):
+class TracingSettings(Section):
     """OpenTelemetry traces of requests; see `deployments/telemetry/spans.py`. Needs the extra `tracing`.
 
     Headers, certificates and compression come from the OTEL_EXPORTER_OTLP_* variables of the ingress's process.
@@ -212,7 +205,7 @@ class TracingSettings(Settings):
         return given if url.path.strip("/") else f"{given.rstrip('/')}/v1/traces"
 
 
-class ChatSettings(Settings):
+class ChatSettings(Section):
     """Contents of a model's answers besides text; see `deployments/api/dialects/dialect.py`."""
 
     tools: Literal[
@@ -234,7 +227,7 @@ class ChatSettings(Settings):
     merges them where the template would refuse or omit them."""
 
 
-class DeploymentSettings(Settings):
+class DeploymentSettings(Section):
     """How many replicas a deployment has, and what each reserves."""
 
     count: int = Field(default=1, ge=1)
@@ -245,7 +238,7 @@ class DeploymentSettings(Settings):
     """GPUs that each replica reserves in Ray; None: 1 for an engine on "cuda", otherwise 0. Where an engine has
     several ranks (`engine.tensor_parallel_size`, `engine.pipeline_parallel_size`), each rank reserves this many,
     and as many CPUs and resources."""
-    resources: dict[str, float] = {}
+    resources: dict[str, float] = Field(default={})
     """Custom Ray resources that each replica reserves."""
     max_ongoing: int = Field(default=4096, ge=1)
     """Most concurrent requests per replica; an engine's own bounds are `engine.max_waiting` and `max_running`."""
@@ -263,7 +256,7 @@ class DeploymentSettings(Settings):
         return {name: amount for name, amount in all_of_them.items() if amount}
 
 
-class AdmissionSettings(Settings):
+class AdmissionSettings(Section):
     """When requests wait in the ingress instead of at an engine, and how long (`deployments/admission/`).
 
     Here tenants take turns; at an engine, `engine.policy` decides. Bounds are per ingress.
@@ -382,7 +375,7 @@ class IngressSettings(DeploymentSettings):
         return LOCAL_HOSTS if self.http == "direct" and is_local(self.host) else None
 
 
-class SloSettings(Settings):
+class SloSettings(Section):
     """Service-level targets: `raydix_slo_requests_total` counts the requests that met each of them."""
 
     ttft_s: float = Field(default=1.0, gt=0)
@@ -393,7 +386,7 @@ class SloSettings(Settings):
     """Target for the time to the end, in seconds; applies to requests that were answered in full."""
 
 
-class MetricsSettings(Settings):
+class MetricsSettings(Section):
     """Where the metrics can be read besides /metrics, and under which other names."""
 
     port: int | None = Field(default=None, ge=1, le=65535)
@@ -410,7 +403,7 @@ class MetricsSettings(Settings):
     """Whether every process also reports to Ray's own metrics, as ray_raydix_*; see `monitoring/ray_mirror.py`."""
 
 
-class ResponseSettings(Settings):
+class ResponseSettings(Section):
     """Storage of the Responses API's answers, and how many run in the background."""
 
     store: str = "memory"
@@ -449,7 +442,7 @@ class ResponseSettings(Settings):
         return given
 
 
-class BatchSettings(Settings):
+class BatchSettings(Section):
     """How the requests of a batch are sent (`deployments/batch/runner.py`, `deployments/ingress/many.py`)."""
 
     max_in_flight: int = Field(default=256, ge=1)
@@ -462,7 +455,7 @@ class BatchSettings(Settings):
     """Priority of requests that give none, among those of batches; all of them are behind interactive ones."""
 
 
-class WarmUpSettings(Settings):
+class WarmUpSettings(Section):
     """Prompts that a new engine replica computes before it takes requests; see
     `deployments/replica/warm_up.py`."""
 

@@ -6,13 +6,13 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from deployments.config.settings import Settings
+from deployments.config.section import Section
 from engine.base.files import read_text
 
 _MAX_BYTES = 2**26
 
 
-class SharedPrefixSettings(Settings):
+class SharedPrefixSettings(Section):
     """One prefix that prompts of all tenants may begin with; see `cache/shared/shared_prefixes.py`."""
 
     text: str | None = Field(default=None, min_length=1)

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
+
+from deployments.config.section import Section
 
 RESERVED_NAMES = frozenset({"anonymous", "admin"})
 
@@ -44,10 +46,8 @@ def _check_name(value: str) -> str:
 KeyHash = Annotated[str, AfterValidator(_check_hash)]
 
 
-class TenantSettings(BaseModel):
+class TenantSettings(Section):
     """One tenant. Limits apply to generation requests; each ingress allows its share, limit / ingresses.count."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"), AfterValidator(_check_name)]
     """Unique name, shown in metrics, logs and error messages: letters, digits, dot, dash and underscore."""

@@ -9,13 +9,13 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from deployments.config.settings import Settings
+from deployments.config.section import Section
 
 VersionLabel = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 """The name of a version: it is part of a header, of metrics and of its deployment's name."""
 
 
-class AbortSettings(Settings):
+class AbortSettings(Section):
     """Limits of a new version. Where one is exceeded, the version is rolled back."""
 
     error_rate: float | None = Field(default=None, ge=0, lt=1)
@@ -31,7 +31,7 @@ class AbortSettings(Settings):
         return {name: limit for name, limit in self if limit is not None}
 
 
-class RolloutSettings(Settings):
+class RolloutSettings(Section):
     """How a new version gets its traffic: in steps, each of which it has to pass."""
 
     steps: tuple[Annotated[float, Field(gt=0, le=100)], ...] = (1, 10, 50, 100)

@@ -40,7 +40,7 @@ class LiveLevel:
         try:
             given = LogSettings.model_validate(user_config.get("logging", {}))
         except ValidationError as error:
-            raise ValueError(f"user_config: logging.{first_fault(error)}") from None
+            raise ValueError(f"user_config: {first_fault(error, 'logging')}") from None
         self.set(given.level if "level" in given.model_fields_set else None)
 
 

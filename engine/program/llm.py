@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from engine.base.errors import QueueFull
+from engine.base.suggestions import unknown_setting
 from engine.model_config.tasks import check_task
 from engine.program.engine import Engine, model_directory
 from engine.settings.config import GPU_DEFAULTS, EngineConfig
@@ -66,10 +67,8 @@ class LLM:
         on a step's length, which exist for streams, are off unless they are given; on a GPU, steps are longer and
         KV takes more of the memory (`engine.settings.config.GPU_DEFAULTS`).
         """
-        unknown = sorted(set(settings) - set(EngineConfig.__dataclass_fields__))
-        if unknown:
-            known = ", ".join(sorted(EngineConfig.__dataclass_fields__))
-            raise ValueError(f"unknown setting {unknown[0]!r}; known settings: {known}")
+        if message := unknown_setting(settings, EngineConfig.__dataclass_fields__):
+            raise ValueError(message)
         self.engine = engine or Engine.from_config(
             EngineConfig(model=model, **{**_defaults(settings), **settings})
         )

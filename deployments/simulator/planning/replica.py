@@ -52,8 +52,8 @@ class Assumptions:
     """Assumptions of a plan. Shares are 0 to 1."""
 
     bandwidth_efficiency: float = 0.7
-    """Share of the memory bandwidth that a decode step reaches. An 8B in bfloat16 reached 0.65 to 0.74 on an H100 and
-    an H200 (docs/benchmarks.md#on-gpus)."""
+    """Share of the memory bandwidth that a decode step reaches. An 8B in bfloat16 reached 0.65 to 0.74 on an H100
+    and an H200 (docs/benchmarks.md#on-gpus)."""
     mfu: float = 0.55
     """Share of the peak FLOPS that prefill reaches (model FLOPS utilisation): there, 0.58 to 0.62."""
     reserve_gib: float = 2.0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from deployments.config.autoscaling import AutoscalingSettings
+from deployments.config.faults import first_fault
 
 MOST = 10
 """Most replicas in the settings that are compared by default, as a multiple of the fewest."""
@@ -33,8 +34,7 @@ def parse_settings(text: str) -> AutoscalingSettings:
     try:
         settings = AutoscalingSettings.model_validate({name.strip(): value.strip() for name, _, value in pairs})
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, each['loc']))} {each['msg']}".strip() for each in error.errors())
-        raise ValueError(f"--scaling {text}: {'; '.join(problems)}; docs/tuning.md has the fields") from None
+        raise ValueError(f"--scaling {text}: {first_fault(error)}") from None
     if settings.min < 1:
         raise ValueError(
             "--scaling: min is at least 1 here, because a model without replicas has to be loaded by hand"

@@ -96,7 +96,7 @@ def test_bad_settings_are_refused_as_by_a_start(monkeypatch: pytest.MonkeyPatch,
         port = str(free.getsockname()[1])
     for number, (args, options, message) in enumerate(
         (
-            ("{engine: {pages: 3}}", (), "unknown engine settings ['pages']"),
+            ("{engine: {pages: 3}}", (), "unknown setting 'pages'"),
             ("{engine: {model: /nope}}", (), "there is no directory /nope"),
             ("{}", ("--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid:"),
             ("{engine: {device: cuda}}", (), 'engine.device is "cuda", but no GPU is visible'),

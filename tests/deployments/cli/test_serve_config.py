@@ -144,7 +144,7 @@ def test_the_built_in_config_is_not_changed_by_options() -> None:
         ("applications: {a: 1}", "has no list of applications"),
         (
             "applications: [{name: x, import_path: 'deployments.app:build', args: {engine: {pages: 3}}}]",
-            r"args\.engine: .*unknown engine settings \['pages'\]",
+            r"args\.engine: .*unknown setting 'pages'",
         ),
         (
             "applications: [{name: x, import_path: 'deployments.app:build', args: {engines: {count: 0}}}]",
@@ -157,6 +157,31 @@ def test_a_wrong_file_is_one_line_that_names_it(tmp_path: Path, text: str, messa
     with pytest.raises(UserError, match=message) as caught:
         load(path, Overrides())
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("{engine: {kv_page: 3}}", "args.engine: unknown setting 'kv_page'; did you mean kv_pages?"),
+        ("{engnie: {}}", "args: unknown setting 'engnie'; did you mean engine?"),
+        ("{limits: {zzz: 3}}", "args.limits: unknown setting 'zzz'; docs/tuning.md lists all settings"),
+        (
+            "{engine: {speculation: {methd: ngram}}}",
+            "args.engine: speculation: unknown setting 'methd'; did you mean method?",
+        ),
+        ("{models: [{engines: {count: x}}]}", "args.models.0.engines.count: must be an integer"),
+        ("{router: {max_blocks: x}}", "args.router.max_blocks: must be an integer or 'auto'"),
+        ("{tenants: {a: {}}}", "args.tenants: must be a list"),
+        ("{limits: null}", "args.limits: must be a mapping of settings"),
+        ("[1]", "args: must be a mapping of settings"),
+        ("{engine: {max_running: 0}}", "args.engine: max_running must be in [1, 1099511627776], got 0"),
+    ],
+)
+def test_a_wrong_setting_is_described_without_pythons_terms(tmp_path: Path, args: str, message: str) -> None:
+    path = written(tmp_path, f"applications: [{{import_path: 'deployments.app:build', args: {args}}}]")
+    with pytest.raises(UserError) as caught:
+        load(path, Overrides())
+    assert str(caught.value) == f"{path}: {message}"
 
 
 def test_a_removed_setting_is_left_out_with_a_warning_that_names_the_file(

@@ -165,10 +165,13 @@ def test_autoscaling_compares_two_fixed_numbers_and_the_range_between_them_by_de
     ("arguments", "message"),
     [
         (["--scaling", "max"], "--scaling: expected a number of replicas, or fields of engines.autoscaling"),
-        (["--scaling", "min=3,foo=4"], "--scaling min=3,foo=4: max Field required; foo Extra inputs"),
+        (
+            ["--scaling", "min=3,foo=4"],
+            "--scaling min=3,foo=4: unknown setting 'foo'; docs/tuning.md lists all settings",
+        ),
         (["--scaling", "min=5,max=4"], r"max \(4\) must be at least min \(5\)"),
         (["--scaling", "min=0,max=4"], "min is at least 1 here"),
-        (["--scaling", "0"], "max Input should be greater than or equal to 1"),
+        (["--scaling", "0"], "max: must be greater than or equal to 1"),
         (["--burst", "10"], "a burst is FACTOR@START\\+SECONDS, such as 10@600\\+300"),
         (["--burst", "0.5@1+1"], "at least once as fast"),
         (["--ttft-slo", "0"], "must be above 0 s"),

@@ -46,7 +46,10 @@ def test_the_shipped_yaml_has_the_settings_that_the_readme_promises() -> None:
         ({"engine": {"max_step_stretch": 0}}, "max_step_stretch must be a number above 0, or None for no bound"),
         ({"engine": {"max_step_stretch": float("inf")}}, "max_step_stretch must be a number above 0"),
         ({"engine": {"max_step_ms": -5}}, "max_step_ms must be a number above 0, or None for no bound; got -5"),
-        ({"engine": {"speculation": {"methode": "ngram"}}}, "unknown engine.speculation settings"),
+        (
+            {"engine": {"speculation": {"methode": "ngram"}}},
+            "speculation: unknown setting 'methode'",
+        ),
         ({"engine": {"speculation": {"method": "guess"}}}, "speculation.method"),
         ({"engine": {"speculation": {"max_drafts": 0}}}, "speculation.max_drafts must be in"),
         ({"engine": {"speculation": {"min_match": 9}}}, r"speculation.min_match must be in \[1, 8\]"),
@@ -63,7 +66,7 @@ def test_the_shipped_yaml_has_the_settings_that_the_readme_promises() -> None:
         ({"engines": {"autoscaling": {"min": 3, "max": 2}}}, r"max \(2\) must be at least min \(3\)"),
         ({"engines": {"autoscaling": {"max": 2, "initial": 5}}}, "initial"),
         ({"engines": {"count": 2, "autoscaling": {"max": 2}}}, "exclude each other"),
-        ({"ingresses": {"autoscaling": {"max": 2}}}, "ingresses.autoscaling"),
+        ({"ingresses": {"autoscaling": {"max": 2}}}, "unknown setting 'autoscaling'"),
     ],
 )
 def test_mistakes_are_named(arguments: dict[str, Any], complaint: str) -> None:

@@ -51,7 +51,7 @@ def test_the_shipped_yaml_is_two_models_that_serve_may_scale() -> None:
         ({"models": named("a"), "engine": {}, "engines": {}}, "either models or engine and engines, not both"),
         ({"models": named("a"), "chat": {}}, "either models or chat, not both"),
         ({"models": [{"chat": {"tools": "xml"}}]}, "hermes"),
-        ({"chat": {"tool": "none"}}, "chat.tool"),
+        ({"chat": {"tool": "none"}}, "unknown setting 'tool'; did you mean tools"),
         ({"models": []}, "models is empty"),
         ({"models": [{"engine": {"modell": "x"}}]}, "modell"),
         ({"models": [{"load_at_strat": False}]}, "load_at_strat"),

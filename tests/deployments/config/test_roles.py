@@ -65,7 +65,7 @@ def bound(args: AppArgs, *served: Any) -> list[Bound]:
     [
         (ENGINE, {"roles": {"prefill": 0, "decode": 4}}, "greater than or equal to 1"),
         (ENGINE, {"roles": {"prefill": 2}}, "Field required"),
-        (ENGINE, {"roles": {"prefill": 2, "decode": 1, "mixed": 1}}, "Extra inputs"),
+        (ENGINE, {"roles": {"prefill": 2, "decode": 1, "mixed": 1}}, "unknown setting"),
         (
             ENGINE,
             {"roles": {"prefill": 1, "decode": 1, "disaggregate_above_tokens": -1}},

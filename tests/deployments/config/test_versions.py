@@ -95,11 +95,11 @@ def test_contradictions_are_named(entries: list[dict[str, Any]], complaint: str)
         ({"steps": [50, 101]}, "less than or equal to 100"),
         ({"hold_s": 0}, "hold_s"),
         ({"min_requests": 0}, "min_requests"),
-        ({"abort_on": {"errors": 1}}, "abort_on.errors"),
+        ({"abort_on": {"errors": 1}}, "unknown setting 'errors'"),
         ({"abort_on": {"error_rate": 1}}, "less than 1"),
         ({"abort_on": {"ttft_p95": 0}}, "ttft_p95"),
         ({"abort_on": {}}, "abort_on has no limit"),
-        ({"step": [100]}, "rollout.step"),
+        ({"step": [100]}, "unknown setting 'step'; did you mean steps"),
     ],
 )
 def test_mistakes_in_a_rollout_are_named(rollout: dict[str, Any], complaint: str) -> None:

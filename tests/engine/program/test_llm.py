@@ -79,7 +79,7 @@ def test_a_beam_search_returns_its_best_and_the_others(llm: LLM) -> None:
 
 
 def test_bad_calls_are_errors_that_name_the_expected_values(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="unknown setting 'page_sizes'; known settings"):
+    with pytest.raises(ValueError, match="unknown setting 'page_sizes'; did you mean page_size"):
         LLM("demo", page_sizes=4)
     with pytest.raises(NeverFits, match="empty"):
         llm.generate([[]])
