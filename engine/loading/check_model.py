@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from engine.gguf.files import SUFFIX
-from engine.loading.eagle3_targets import check_eagle3, eagle3_targets
+from engine.loading.eagle3_targets import eagle3_targets
 from engine.loading.mapped_tensors import open_tensors
 from engine.loading.model_settings import check_encoder_settings, check_recurrent, max_model_len
 from engine.loading.mtp_targets import check_mtp, check_mtp_tensors
@@ -45,7 +45,6 @@ def check_model(config: EngineConfig) -> None:
 
 def _check_eagle3(config: EngineConfig, name: str) -> None:
     """Check an EAGLE-3 checkpoint; of one on the hub only its configuration, and whether there are weights."""
-    check_eagle3(config)
     directory, names = local_model(name), None
     if directory is None:
         directory, names = described_on_hub(name)

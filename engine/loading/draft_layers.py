@@ -15,7 +15,15 @@ from engine.loading.contents import check_tensors
 from engine.loading.mapped_tensors import MappedTensor
 from engine.loading.target_parts import WeightTarget
 from engine.loading.targets import HEAD, weight_targets
-from engine.loading.weights import allocate, plan_groups, prefers_input_major, read_groups, wide_parameters
+from engine.loading.weights import (
+    allocate,
+    plan_groups,
+    prefers_input_major,
+    read_groups,
+    wide_parameters,
+    with_head,
+)
+from engine.model_config.config import ModelConfig
 from engine.model_parts.formats import Fp8Format
 from engine.models.decoder import Decoder
 from engine.models.draft_layer import DraftLayer
@@ -30,19 +38,28 @@ def share_tables(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Give a layer the tables of its model. Those of native decoders are packed, so they are loaded again."""
+    """Give a layer the tables of its model, which one rank has whole. Those of native decoders are packed, so they
+    are loaded again.
+    """
     if isinstance(decoder, Decoder):
         layer.share_tables(decoder)
-        return
-    is_tied = layer.has_own_head or decoder.config.tied_embeddings
-    config = replace(decoder.config, layers=(), experts=None, weight_format=None, tied_embeddings=is_tied)
-    with torch.device("meta"):
-        tables = Decoder(config)
-    if layer.has_own_embedding:
-        del tables.embed
-    names = [*(() if layer.has_own_embedding else ("embed_tokens.weight",)), *(() if is_tied else (HEAD,))]
+    else:
+        load_tables(layer, decoder.config, directory, dtype, device)
+
+
+def load_tables(
+    layer: DraftLayer, model: ModelConfig, directory: Path, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Load the tables of a layer's model for the layer. Raises ModelLoadError."""
     with ExitStack() as stack:
         tensors = open_checkpoint(directory, stack)
+        is_tied = layer.has_own_head or with_head(model, tensors, is_needed=True).tied_embeddings
+        config = replace(model, layers=(), experts=None, weight_format=None, tied_embeddings=is_tied)
+        with torch.device("meta"):
+            tables = Decoder(config)
+        if layer.has_own_embedding:
+            del tables.embed
+        names = [*(() if layer.has_own_embedding else ("embed_tokens.weight",)), *(() if is_tied else (HEAD,))]
         targets = {
             name: target
             for name, target in weight_targets(config, Shard(), tensors).items()

@@ -12,21 +12,11 @@ from engine.loading.targets import weight_targets
 from engine.loading.tensor_groups import Expected
 from engine.model_config.eagle3 import Eagle3Config
 from engine.parallel.shard import Shard
-from engine.settings.config import EngineConfig
 
 TABLE, DRAFTED = "embed_tokens.weight", "d2t"
 """The names of the embedding table and of the map from draft ids to the model's: what to add to each."""
 MASK = "t2d"
 """The name of the mask of the model's tokens that may be drafted, which the map says as well."""
-
-
-def check_eagle3(config: EngineConfig) -> None:
-    """Raise ValueError if the settings ask for EAGLE-3 and another setting excludes it."""
-    if config.speculation is not None and config.speculation.method == "eagle3" and config.num_ranks > 1:
-        raise ValueError(
-            'speculation.method is "eagle3", which runs only on one device: set tensor_parallel_size and '
-            'pipeline_parallel_size to 1, or choose another engine.speculation.method, for example "ngram"'
-        )
 
 
 def eagle3_targets(config: Eagle3Config, present: Mapping[str, MappedTensor]) -> dict[str, WeightTarget]:

@@ -262,7 +262,8 @@ class _Loading:
         config, capture = self._config, CudaCapture(self._device)
         kinds: list[Graphs] = []
         if self._has_decodes:
-            keeps_hidden = config.speculation is not None and config.speculation.reads_hidden
+            drafts = config.speculation is not None and config.speculation.reads_hidden
+            keeps_hidden = drafts and self._ranks.rank == 0
             kinds.append(runner.add_graphs(config.max_running, capture, keeps_hidden=keeps_hidden))
         if self._only_decodes is None:
             widths = draft_widths(config)

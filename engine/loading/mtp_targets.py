@@ -26,11 +26,6 @@ def check_mtp(config: EngineConfig, model: ModelConfig) -> None:
             f'speculation.method is "mtp", but Raydix knows no MTP layer of {model.architecture}; {_MODELS} have '
             f"one: {_OTHERS}"
         )
-    if config.num_ranks > 1:
-        raise ValueError(
-            'speculation.method is "mtp", which runs only on one device: set tensor_parallel_size and '
-            f"pipeline_parallel_size to 1, or {_OTHERS}"
-        )
 
 
 def mtp_config(model: ModelConfig) -> ModelConfig:

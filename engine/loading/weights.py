@@ -68,7 +68,7 @@ def load_decoder(
     """
     with ExitStack() as stack:
         tensors = open_checkpoint(directory, stack)
-        config = _with_head(config, tensors, is_needed=needs_head)
+        config = with_head(config, tensors, is_needed=needs_head)
         config, stored = (config.rounded(), Fp8Format()) if fp8 else (config, config.weight_format)
         decoder, targets, groups = plan_loading(config, ranks, tensors, stored, dtype, keeps_blocks)
         unused = check_decoder_tensors(tensors, [tensor for group in groups for tensor in group.tensors], config)
@@ -118,7 +118,7 @@ def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = F
     """Implement `unused_tensors.unused_tensors` for every model."""
     with ExitStack() as stack:
         tensors = open_checkpoint(directory, stack)
-        config = _with_head(config, tensors, is_needed=needs_head)
+        config = with_head(config, tensors, is_needed=needs_head)
         _, _, groups = plan_loading(config, ALONE, tensors, config.weight_format)
         return check_decoder_tensors(tensors, [tensor for group in groups for tensor in group.tensors], config)
 
@@ -140,7 +140,7 @@ def kept_blocks(directory: Path, config: ModelConfig, stage: Stage = WHOLE) -> K
     """
     with ExitStack() as stack:
         present = open_checkpoint(directory, stack)
-        config = _with_head(config, present, is_needed=False)
+        config = with_head(config, present, is_needed=False)
         decoder, targets, _ = plan_loading(config, ALONE, present, config.weight_format, keeps_blocks=True)
         layers = {
             name: each
@@ -155,7 +155,7 @@ def kept_blocks(directory: Path, config: ModelConfig, stage: Stage = WHOLE) -> K
         )
 
 
-def _with_head(config: ModelConfig, tensors: Mapping[str, MappedTensor], *, is_needed: bool) -> ModelConfig:
+def with_head(config: ModelConfig, tensors: Mapping[str, MappedTensor], *, is_needed: bool) -> ModelConfig:
     """Return the model with the checkpoint's output head, which may be another than config.json says.
 
     A head that differs from the embedding table is not tied to it, as in transformers. A head that is not needed

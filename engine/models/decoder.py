@@ -133,13 +133,17 @@ class Layer(nn.Module):
         step: AttentionStep,
         pages: torch.Tensor | LayerState,
         own: torch.Tensor | None = None,
+        inner: list[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Map the residual stream and the branch to add, [N, hidden_size] each, to those after this layer.
 
         Branches are this rank's parts, not summed yet, unless their sums are normed before they are added. `own`
-        is the tokens' input for only this layer (`LayerInputs`).
+        is the tokens' input for only this layer (`LayerInputs`). To `inner`, if it is given, the stream with the
+        branch added is appended.
         """
         x, normed = self._add(x, branch, self.input_norm, operations, rounds=self.attention.rounds)
+        if inner is not None:
+            inner.append(x.clone())  # Later operations may add to x in place.
         branch = self._norm(self.attention(normed, operations, step, pages), self.attended_norm, operations)
         x, normed = self._add(x, branch, self.post_norm, operations, rounds=self.mlp.rounds)
         if isinstance(self.mlp, ExpertsAndMLP):
@@ -257,10 +261,8 @@ class Decoder(nn.Module):
             owns = self.inputs(token_ids, start).unbind(1)[self.first_layer :]
         for index, (layer, own) in enumerate(zip(self.layers, owns, strict=False)):
             group = pages.places[index].group
-            if index in self.inner_layers:
-                # Later layers may add to x in place.
-                inner.append(x.clone() if branch is None else self._added(x, branch))
-            x, branch = layer(x, branch, operations[group], steps[group], pages.memory(index), own)
+            kept = inner if index in self.inner_layers else None
+            x, branch = layer(x, branch, operations[group], steps[group], pages.memory(index), own, kept)
         if self.expert_load is not None:
             self.expert_load.add(whole_slots(steps[0]))
         x = self._added(x, branch)

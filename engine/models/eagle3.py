@@ -98,6 +98,7 @@ class _Layer(Layer):
         step: AttentionStep,
         pages: torch.Tensor | LayerState,
         own: torch.Tensor | None = None,
+        inner: list[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Implement `Layer.forward`; `x` are the states at the positions before, and `own` the embeddings."""
         assert own is not None and self.input_norm is not None

@@ -373,7 +373,7 @@ def _load(
     if config.speculation.reads_hidden:
         from engine.program.load_with_layer import load_with_layer
 
-        return load_with_layer(config)
+        return load_with_layer(config, launcher)
     from engine.program.load_with_draft import load_with_draft_model
 
     return load_with_draft_model(config, launcher)

@@ -1,10 +1,11 @@
-"""Loads a model and a layer that drafts from its hidden states on one device, with KV pages for both."""
+"""Loads a model and a layer that drafts from its hidden states, with KV pages for both."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,10 +14,8 @@ from engine.attention.kv_pages import KVPages
 from engine.graphs.setup import capture_all, draft_chains, graph_bytes, piece_tokens, why_not
 from engine.graphs.step_graphs import CudaCapture
 from engine.loading.devices import device_named, dtype_of
-from engine.loading.draft_layers import share_tables
-from engine.loading.eagle3_targets import check_eagle3
+from engine.loading.draft_layers import load_tables, share_tables
 from engine.loading.load_eagle3 import load_eagle3
-from engine.loading.load_model import load_model
 from engine.loading.load_mtp import load_mtp
 from engine.loading.model_settings import max_model_len
 from engine.loading.mtp_targets import check_mtp
@@ -25,17 +24,26 @@ from engine.model_config.config import ModelConfig
 from engine.model_config.eagle3 import Eagle3Config
 from engine.model_files.model_directory import resolve_model
 from engine.models.draft_layer import DraftLayer
+from engine.ranks.load_runner import load_runner
 from engine.runner.hidden_states import HiddenStates
 from engine.runner.layer_drafter import LayerDrafter, LayerRunner
 from engine.runner.model_runner import ModelRunner
 from engine.settings.config import EngineConfig
 
+if TYPE_CHECKING:
+    from engine.ranks.launcher import WorkerLauncher
+    from engine.ranks.runner import ParallelRunner
+
 logger = logging.getLogger(__name__)
 
 
-def load_with_layer(config: EngineConfig) -> tuple[ModelRunner, LayerDrafter]:
+def load_with_layer(
+    config: EngineConfig, launcher: WorkerLauncher | None = None
+) -> tuple[ModelRunner | ParallelRunner, LayerDrafter]:
     """Load the model that `config` names, and the layer that its `speculation` names. Raises ModelLoadError,
     ValueError.
+
+    If several ranks share the model, only the first rank has the layer, whole and with tables of its own.
 
     The layer's weights are loaded first, so that KV gets the memory that both leave free. If the layer has as many
     pages as the model, a page counts with the memory of both.
@@ -45,14 +53,15 @@ def load_with_layer(config: EngineConfig) -> tuple[ModelRunner, LayerDrafter]:
     directory, device = resolve_model(config.model, config.model_revision), device_named(config.device)
     model = ModelConfig.from_directory(directory)
     check_mtp(config, model)
-    check_eagle3(config)
     limit = max_model_len(config, model)
     model, dtype = model.for_context(limit).on(device.type), dtype_of(config.dtype, model.dtype, device)
     decoder, inner_layers, most = _load_layer(config, directory, model, limit, dtype, device)
+    if config.num_ranks > 1:
+        load_tables(decoder, model, directory, dtype, device)
     layer, windows = decoder.config, decoder.config.windows
     shape = AttentionShape.of(layer.attention, windows, config.page_tokens, dtype, is_cascade=False)
     attention = choose_backend(config.attention, shape, dtype, device)
-    pages = KVPages.of(layer, 1, config.page_size, dtype, device)
+    pages = KVPages.of(layer, 1, config.page_tokens, dtype, device)
     drafting = LayerRunner(layer, decoder, attention, pages)
     drafting.max_model_len = most
     sizes = draft_chains(config, attention) if why_not(config, attention, device, layer) is None else []
@@ -62,15 +71,17 @@ def load_with_layer(config: EngineConfig) -> tuple[ModelRunner, LayerDrafter]:
     graphed = 3 * (config.max_running + piece_tokens(config, model)) if device.type == "cuda" else 0
     draft_bytes = graphs + (kept + graphed * len(inner_layers) * model.hidden_size) * dtype.itemsize
     if settings.kv_pages is not None:
-        runner = load_model(config, draft_bytes=draft_bytes, inner_layers=inner_layers)
+        runner = load_runner(config, 0, launcher, draft_bytes, inner_layers)
         num_pages = settings.kv_pages
     else:
-        per_token = drafting.kv_bytes_per_token
-        runner = load_model(config, per_token, draft_bytes=draft_bytes, inner_layers=inner_layers)
+        per_token = drafting.kv_bytes_per_token * config.context_parallel_size
+        runner = load_runner(config, per_token, launcher, draft_bytes, inner_layers)
         num_pages = runner.num_pages
-    hidden = HiddenStates(settings.max_prefill_tokens, lambda found: decoder.states_of(runner.decoder, found))
-    runner.on_hidden = hidden.add
-    share_tables(decoder, runner.decoder, directory, dtype, device)
+    first = runner if isinstance(runner, ModelRunner) else runner.first
+    hidden = HiddenStates(settings.max_prefill_tokens, lambda found: decoder.states_of(first.decoder, found))
+    first.on_hidden = hidden.add
+    if config.num_ranks == 1:
+        share_tables(decoder, first.decoder, directory, dtype, device)
     drafting = drafting.with_pages(num_pages + bool(sizes))  # Graphs take one more page.
     steps = [*warm_steps(min(config.max_step_tokens, settings.max_prefill_tokens), most, config.page_tokens)]
     compile_kernels(drafting, iter(steps), device)

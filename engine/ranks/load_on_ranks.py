@@ -26,6 +26,7 @@ def load_on_ranks(
     draft_kv_bytes: int = 0,
     launcher: WorkerLauncher | None = None,
     draft_bytes: int = 0,
+    inner_layers: tuple[int, ...] = (),
 ) -> ParallelRunner:
     """Load a model as `load_model` does, on `config.num_ranks` ranks. Also raises RankLost."""
     launcher = launcher or LocalProcesses()
@@ -43,7 +44,7 @@ def load_on_ranks(
     try:
         with rank_group.guarded():
             ranks = rank_group.join(config, device_name(device), device, starts)
-            runner = load_model(config, draft_kv_bytes, ranks, draft_bytes=draft_bytes)
+            runner = load_model(config, draft_kv_bytes, ranks, draft_bytes=draft_bytes, inner_layers=inner_layers)
             if isinstance(runner.lower_tier, PageMover):
                 runner.lower_tier.join(rank_group)
             if isinstance(runner, StageRunner):

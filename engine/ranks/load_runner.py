@@ -18,13 +18,15 @@ def load_runner(
     draft_kv_bytes: int = 0,
     launcher: WorkerLauncher | None = None,
     draft_bytes: int = 0,
+    inner_layers: tuple[int, ...] = (),
 ) -> ModelRunner | ParallelRunner:
-    """Load the model as `load_model` does, on `config.num_ranks` ranks.
+    """Load the model as `load_model` does, on `config.num_ranks` ranks; `draft_bytes` and `inner_layers` are those
+    of the first.
 
     `launcher` starts the ranks after the first; None starts them as processes of this machine.
     """
     if config.num_ranks == 1:
-        return load_model(config, draft_kv_bytes, draft_bytes=draft_bytes)
+        return load_model(config, draft_kv_bytes, draft_bytes=draft_bytes, inner_layers=inner_layers)
     from engine.ranks.load_on_ranks import load_on_ranks  # imports msgspec, which a bare GPU machine lacks
 
-    return load_on_ranks(config, draft_kv_bytes, launcher, draft_bytes)
+    return load_on_ranks(config, draft_kv_bytes, launcher, draft_bytes, inner_layers)

@@ -38,7 +38,9 @@ class ParallelRunner:
         self._copies: CopyChooser | None = None
         if runner.expert_copies is not None and runner.expert_load is not None:
             self._copies = CopyChooser(runner.expert_copies, runner.expert_load, copies_interval)
-        self._runner, self.rank_group = runner, rank_group
+        self.first = runner
+        """The runner of rank 0."""
+        self.rank_group = rank_group
         self.model_config = runner.model_config
         self.num_pages, self.page_size = runner.num_pages, runner.page_size
         self.num_state_slots, self.layer_groups = runner.num_state_slots, runner.layer_groups
@@ -60,9 +62,9 @@ class ParallelRunner:
 
         The step raises RankLost whenever it fails: if not all ranks ran it, they cannot run another one together.
         """
-        if (placed := self._runner.place(plan)) is not None:
+        if (placed := self.first.place(plan)) is not None:
             return partial(self._replay, placed, self._send(ReplayTask.of(placed)))
-        step = self._runner.read(plan, _HOST)
+        step = self.first.read(plan, _HOST)
         changes = self._send(StepTask.of(step))
         return partial(self._compute, to_device(step, self.device), changes)
 
@@ -81,15 +83,15 @@ class ParallelRunner:
     def _compute(self, step: PreparedStep, changes: Changes) -> StepResult | StepUnderway:
         with self.losing():
             if changes:
-                self._runner.place_copies(changes)
-            found = self._runner.compute(step)
+                self.first.place_copies(changes)
+            found = self.first.compute(step)
             return found if isinstance(found, StepResult) else _SharedStep(found, self)
 
     def _replay(self, step: GraphStep, changes: Changes) -> StepUnderway:
         with self.losing():
             if changes:
-                self._runner.place_copies(changes)
-            return _SharedStep(self._runner.replay(step), self)
+                self.first.place_copies(changes)
+            return _SharedStep(self.first.replay(step), self)
 
     @contextmanager
     def losing(self) -> Iterator[None]:

@@ -250,12 +250,7 @@ class EngineConfig(SchedulerSettings):
             )
         if not isinstance(self.speculation, Speculation | None):
             raise ValueError(f"speculation must be a Speculation or None, got {self.speculation!r}")
-        has_draft_model = self.speculation is not None and self.speculation.model is not None
-        if has_draft_model and self.page_tokens > _LARGEST_PAGE:
-            raise ValueError(
-                f"page_size {self.page_size} times context_parallel_size {self.context_parallel_size} is more "
-                f"than {_LARGEST_PAGE}, the most tokens of a draft model's page; lower page_size"
-            )
+        self._check_drafter()
         if self.tasks != "auto" and not (self.tasks and set(self.tasks) <= set(TASKS)):
             raise ValueError(f'tasks must be "auto" or some of {", ".join(TASKS)}; got {self.tasks!r}')
         if not isinstance(self.generation_config, str):
@@ -282,6 +277,24 @@ class EngineConfig(SchedulerSettings):
             raise ValueError(
                 f"max_step_tokens must be at least max_running ({self.max_running}): every running request "
                 f"decodes one token per step; got {self.max_step_tokens}"
+            )
+
+    def _check_drafter(self) -> None:
+        """Raise ValueError if the ranks or the pages exclude the drafter."""
+        if self.speculation is None or self.speculation.method == "ngram":
+            return
+        method = f"speculation.method is {self.speculation.method!r}"
+        if self.speculation.reads_hidden and self.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"{method} and pipeline_parallel_size is {self.pipeline_parallel_size}, but the first stage, "
+                "which drafts, does not get the hidden states of all tokens: set pipeline_parallel_size to 1 and "
+                'use tensor_parallel_size, or choose another method, for example "ngram" or "draft_model"'
+            )
+        if self.page_tokens > _LARGEST_PAGE:
+            raise ValueError(
+                f"{method}, and page_size {self.page_size} times context_parallel_size "
+                f"{self.context_parallel_size} is more than {_LARGEST_PAGE}, the most tokens of a page of what "
+                "drafts; lower page_size"
             )
 
     @property

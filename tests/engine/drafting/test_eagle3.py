@@ -408,12 +408,6 @@ def test_pickled_weights_and_missing_files_are_refused(model: Tiny, tmp_path: Pa
     refused(config_for(model("llama3.1"), tmp_path / "nowhere"), "there is no directory")
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_several_ranks_are_refused(model: Tiny, tmp_path: Path, name: str) -> None:
-    layer = save_eagle3(tmp_path / "layer", model("llama3.1"))
-    refused(config_for(model("llama3.1"), layer, **{name: 2}), '"eagle3", which runs only on one device')
-
-
 @pytest.mark.parametrize("settings", [{"method": "eagle3"}, {"method": "mtp", "model": "x"}])
 def test_only_methods_with_files_name_some(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match='belongs to the methods "draft_model" and "eagle3"'):

@@ -106,9 +106,3 @@ def test_a_family_without_the_layer_is_refused(tmp_path: Path) -> None:
     llama = save_tiny("llama2", tmp_path / "llama")
     with pytest.raises(ValueError, match="knows no MTP layer of LlamaForCausalLM; DeepSeek-V3"):
         Engine.from_config(config_of(llama))
-
-
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_several_ranks_are_refused(model: Tiny, name: str) -> None:
-    with pytest.raises(ValueError, match="runs only on one device: set tensor_parallel_size"):
-        Engine.from_config(config_of(model("glm4_moe"), **{name: 2}))

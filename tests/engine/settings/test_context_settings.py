@@ -31,7 +31,14 @@ def test_ranks_divide_the_kv_into_as_many_parts_as_are_set() -> None:
                 **{"tensor_parallel_size": 8, "context_parallel_size": 8, "page_size": 64},
                 "speculation": Speculation(method="draft_model", model="demo"),
             },
-            "page_size 64 times context_parallel_size 8 is more than 256, the most",
+            "'draft_model', and page_size 64 times context_parallel_size 8 is more than 256, the most",
+        ),
+        (
+            {
+                **{"tensor_parallel_size": 8, "context_parallel_size": 8, "page_size": 64},
+                "speculation": Speculation(method="mtp"),
+            },
+            "'mtp', and page_size 64 times context_parallel_size 8 is more than 256, the most",
         ),
         (
             {"context_parallel_size": 2},

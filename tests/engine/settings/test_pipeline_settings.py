@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.settings.config import EngineConfig
+from engine.settings.drafting import Speculation
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,14 @@ def test_there_are_as_many_micro_batches_as_stages_by_default(
         ({"pipeline_parallel_size": 2, "micro_batches": 129}, r"micro_batches must be in \[1, 128\], got 129"),
         ({"micro_batches": 2}, "one stage computes one step at a time"),
         ({"pipeline_parallel_size": 2, "device": "cuda:1"}, "pipeline_parallel_size is 2: it must be"),
+        (
+            {"pipeline_parallel_size": 2, "speculation": Speculation("mtp")},
+            "'mtp' and pipeline_parallel_size is 2, but the first stage.* set pipeline_parallel_size to 1",
+        ),
+        (
+            {"pipeline_parallel_size": 2, "speculation": Speculation("eagle3", model="x")},
+            "'eagle3' and pipeline_parallel_size is 2, but the first stage.* or choose another method",
+        ),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any], said: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.program.engine import Engine
+from engine.ranks.launcher import WorkerLauncher
 from engine.runner.draft_model import DraftModel
 from engine.scheduling.stats import StepStats
 from engine.settings.config import EngineConfig
@@ -16,8 +17,8 @@ from engine.values.stream_delta import StreamDelta
 class Run:
     """An engine, its requests' results, and its steps' counters."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self.engine = Engine.from_config(config)
+    def __init__(self, config: EngineConfig, launcher: WorkerLauncher | None = None) -> None:
+        self.engine = Engine.from_config(config, launcher=launcher)
         self.events: dict[str, list[StreamDelta]] = {}
         self.steps: list[StepStats] = []
         self.engine.loop.on_step = self.steps.append

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from cache import Namespace
 from engine import Speculation
+from engine.ranks.launcher import WorkerLauncher
 from engine.runner.layer_drafter import LayerDrafter
 from engine.settings.config import EngineConfig
 from engine.values.request import Request
@@ -80,9 +81,9 @@ def save_drafted(name: str, directory: Path, **overrides: Any) -> Drafted:
 class Watched:
     """An engine whose drafts are recorded: each with the request's tokens and the beginning of its context."""
 
-    def __init__(self, config: EngineConfig, every: int = 1) -> None:
+    def __init__(self, config: EngineConfig, every: int = 1, launcher: WorkerLauncher | None = None) -> None:
         """Only one in `every` steps may have draft tokens."""
-        self.run = Run(config)
+        self.run = Run(config, launcher)
         drafter = self.run.engine.scheduler.speculator.drafter
         assert isinstance(drafter, LayerDrafter)
         self.drafter = drafter
@@ -112,9 +113,18 @@ class Watched:
         return [start if draft else 0 for _, start, draft in self.drafts]
 
 
-def run_both(config: EngineConfig, prompts: Sequence[Sequence[int]], every: int = 1) -> Watched:
-    """Run the prompts, which arrive one step after the other, with drafts and without: the tokens are the same."""
-    watched, plain = Watched(config, every), Run(dataclasses.replace(config, speculation=None))
+def run_both(
+    config: EngineConfig,
+    prompts: Sequence[Sequence[int]],
+    every: int = 1,
+    launcher: WorkerLauncher | None = None,
+) -> Watched:
+    """Run the prompts, which arrive in turn, with drafts, and without on one rank: the tokens are the same.
+    `launcher` starts the ranks of the former.
+    """
+    one_rank: dict[str, Any] = {"tensor_parallel_size": 1, "context_parallel_size": 1, "expert_parallel": False}
+    alone = dataclasses.replace(config, speculation=None, page_size=config.page_tokens, **one_rank)
+    watched, plain = Watched(config, every, launcher), Run(alone)
     for run in (watched.run, plain):
         for number, prompt in enumerate(prompts):
             run.submit(str(number), prompt, SamplingParams(**GREEDY))
