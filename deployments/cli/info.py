@@ -207,7 +207,7 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
         table.add_row("KV pages", Text(f"on {config.num_ranks} devices or more: see {plan}"))
     else:
         _add_pages(table, facts, config, machine, element)
-    _add_unused(table, directory, facts)
+    _add_unused(table, directory, facts, element)
     return table
 
 
@@ -248,9 +248,11 @@ def _saved(kept: KeptBlocks, element: int) -> int:
     return kept.num_numbers * element - kept.num_bytes
 
 
-def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfig) -> None:
-    """Add the unused contents of the model's files, and the keys that would make a start fail."""
-    from engine.loading.mtp_targets import has_mtp_layer
+def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfig, element: int = 0) -> None:
+    """Add the unused contents of the model's files, and the keys that would make a start fail. `element`: bytes of a
+    decoder's plain number.
+    """
+    from engine.loading.mtp_targets import has_mtp_layer, mtp_bytes
     from engine.loading.unused import Unused
     from engine.loading.unused_tensors import unused_encoder_tensors, unused_tensors
 
@@ -262,7 +264,9 @@ def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfi
     except ModelLoadError:  # There are no weights here, or a start reports their error.
         tensors = []
     if isinstance(facts, ModelConfig) and has_mtp_layer(facts, tensors):
-        table.add_row("MTP layer", "in the weights: engine.speculation.method mtp drafts with it")
+        layer, tables = map(size_text, mtp_bytes(facts, element))
+        method = "in the weights: engine.speculation.method mtp drafts with it"
+        table.add_row("MTP layer", f"{method}. It takes {layer}, and {tables} more on the first of several GPUs")
     if lines := Unused.of(directory, facts.unused_keys, tensors).lines():
         table.add_row("not used", Text("\n".join(lines)))
     try:

@@ -35,6 +35,16 @@ def mtp_config(model: ModelConfig) -> ModelConfig:
     return replace(model, layers=(kind,), experts=experts, delta_net=None)
 
 
+def mtp_bytes(model: ModelConfig, element_bytes: int) -> tuple[int, int]:
+    """Return the bytes of the MTP layer, and of the tables that it shares with the model, or has on one of several
+    ranks, at `element_bytes` per plain number.
+    """
+    layer, hidden = mtp_config(model), model.hidden_size
+    tables = (1 if layer.tied_embeddings else 2) * layer.vocab_size * hidden * element_bytes
+    added = 2 * hidden * (hidden + 1) * element_bytes  # the projection and two norms
+    return layer.weight_bytes(element_bytes) - tables + added, tables
+
+
 def mtp_targets(model: ModelConfig, present: Container[str]) -> dict[str, WeightTarget]:
     """Return the targets of the MTP layer's tensors in a checkpoint with the tensors `present`, by their names."""
     layer, hidden = mtp_config(model), model.hidden_size
