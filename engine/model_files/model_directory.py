@@ -21,6 +21,7 @@ from engine.gguf.documents import is_gguf
 from engine.gguf.files import SUFFIX, first_files, part_names, read_model
 from engine.model_files.json_files import MAX_JSON_BYTES, read_json
 from engine.model_files.pulled_models import PULLED_MODELS, pulled_model
+from engine.model_files.weight_files import PICKLED
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
 """Files that are downloaded: never code, never pickle."""
@@ -46,6 +47,16 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     if file is None:
         return _download(model, revision)
     return _downloaded_gguf(model, repository, file, revision)
+
+
+def resolve_layer(model: str) -> Path:
+    """Return the directory of an EAGLE-3 checkpoint as `resolve_model` does, with pickled weights if it has only
+    such.
+    """
+    directory = resolve_model(model)
+    if local_model(model) is None and not any(directory.glob("*.safetensors")):
+        _download(model, hub_commit(directory), [PICKLED], ())
+    return directory
 
 
 def _gguf_on_hub(model: str) -> tuple[str, str | None]:
@@ -118,9 +129,11 @@ def _gguf_in(directory: Path) -> Path | None:
     return found[0]
 
 
-def described_on_hub(model: str, revision: str | None = None) -> tuple[Path, list[str] | None]:
+def described_on_hub(
+    model: str, revision: str | None = None, also: Sequence[str] = ()
+) -> tuple[Path, list[str] | None]:
     """Return a directory with the description of a model on the hub, and the names of the files there that an
-    engine would read. Neither weights nor the tokenizer are downloaded.
+    engine would read, and those that match `also`. Neither weights nor the tokenizer are downloaded.
 
     If the hub cannot be reached, the directory is the whole copy in the local cache, which an engine would then
     use, and the names are None. Raises ModelLoadError if the hub has no such model, or there is no copy.
@@ -136,7 +149,7 @@ def described_on_hub(model: str, revision: str | None = None) -> tuple[Path, lis
         return _download(model, revision, local_files_only=True), None
     directory = _download(model, found.sha, wanted, unwanted)
     names = [file.rfilename for file in found.siblings or ()]
-    return directory, [name for name in names if _fits(name, _WANTED) and not _fits(name, _UNWANTED)]
+    return directory, [name for name in names if _fits(name, (*_WANTED, *also)) and not _fits(name, _UNWANTED)]
 
 
 def gguf_on_hub(model: str, revision: str | None = None) -> Path | None:

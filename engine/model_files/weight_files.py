@@ -1,6 +1,7 @@
 """Finds the files with the weights of a model's directory. Only safetensors files are read.
 
-Pickled ones (pytorch_model.bin, *.pt) can run code when loaded and are rejected.
+Pickled ones (pytorch_model.bin, *.pt) can run code when loaded and are rejected, except for those of layers that
+draft, of which only tensors are read (`engine/loading/pickled_tensors.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from engine.model_files.json_files import parse_json
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
+PICKLED = "pytorch_model.bin"
 _NOT_WEIGHTS = ("adapter_", "consolidated", "optimizer", "training_")
 """Prefixes of safetensors files with other content, or with the same weights in another layout."""
 
@@ -43,6 +45,15 @@ def weight_files(directory: Path, names: Collection[str] | None = None) -> list[
         f"no safetensors weights in {directory}: {what}; expected {_WHOLE} or {_INDEX}. "
         "Use a version of the model with safetensors, or convert it with save_pretrained"
     )
+
+
+def pickled_layer(directory: Path, names: Collection[str] | None = None) -> Path | None:
+    """Return the pickled weights of a layer that drafts; None if there are others, or none. `names` are those of
+    `weight_files`.
+    """
+    there = [path.name for path in directory.iterdir()] if names is None else names
+    has_others = PICKLED not in there or any(name.endswith(".safetensors") for name in there)
+    return None if has_others else directory / PICKLED
 
 
 def _are_one_model(names: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -399,10 +400,67 @@ def test_a_map_of_other_tokens_is_refused(model: Tiny, tmp_path: Path, edit: Edi
         Engine.from_config(config_for(model("llama3.1"), layer))
 
 
-def test_pickled_weights_and_missing_files_are_refused(model: Tiny, tmp_path: Path) -> None:
+def test_weights_that_torch_saved_draft_as_well(model: Tiny, tmp_path: Path) -> None:
+    """Many layers are published as pytorch_model.bin only."""
+    layer = save_eagle3(tmp_path / "layer", model("llama3.1"))
+    reference, config = Reference(layer, model("llama3.1")), config_for(model("llama3.1"), layer)
+    torch.save(load_file(layer / "model.safetensors"), layer / "pytorch_model.bin")
+    (layer / "model.safetensors").unlink()
+    check_model(config)
+    runner, drafter = load_with_layer(config)
+    one = request(range(30, 57))
+    one.tokens += runner.run(StepPlan((Chunk(one, 0, 27, one.tokens, [0, 1, 2], True),))).token_ids
+    assert drafter.propose([one], [4]) == [reference.drafts(one.tokens, 4)]
+
+
+def test_safetensors_are_preferred(model: Tiny, tmp_path: Path) -> None:
+    layer = save_eagle3(tmp_path / "layer", model("llama3.1"))
+    (layer / "pytorch_model.bin").write_text("not read")
+    check_model(config_for(model("llama3.1"), layer))
+    load_with_layer(config_for(model("llama3.1"), layer))
+
+
+def test_only_a_layer_s_pickled_weights_are_taken_from_the_hub(
+    model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, asked = save_eagle3(tmp_path / "layer", model("llama3.1")), list[Any]()
+    weights, names = load_file(layer / "model.safetensors"), ["config.json", "pytorch_model.bin", "code.py"]
+    (layer / "model.safetensors").unlink()
+    cached = tmp_path / "models--owner--name" / "snapshots" / "c0ffee"
+    cached.parent.mkdir(parents=True)
+    layer.rename(cached)
+
+    def download(repository: str, revision: str | None, allow_patterns: list[str], **_: Any) -> str:
+        asked.append((repository, revision, allow_patterns))
+        if allow_patterns == ["pytorch_model.bin"]:
+            torch.save(weights, cached / "pytorch_model.bin")
+        return str(cached)
+
+    class Hub:
+        def model_info(self, *_: Any, **__: Any) -> Any:
+            return SimpleNamespace(sha="c0ffee", siblings=[SimpleNamespace(rfilename=name) for name in names])
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    config = config_for(model("llama3.1"), Path("owner/name"))
+    check_model(config)
+    assert not (cached / "pytorch_model.bin").exists()
+    load_with_layer(config)
+    assert asked[-1] == ("owner/name", "c0ffee", ["pytorch_model.bin"])
+    names.remove("pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match=r"no safetensors weights in .*: none is there"):
+        check_model(config)
+
+
+def test_damaged_pickles_and_missing_files_are_refused(model: Tiny, tmp_path: Path) -> None:
     layer = save_eagle3(tmp_path / "layer", model("llama3.1"))
     (layer / "model.safetensors").rename(layer / "pytorch_model.bin")
-    refused(config_for(model("llama3.1"), layer), "only pickled weights")
+    refused(
+        config_for(model("llama3.1"), layer), "bin is not a file in which torch.save .* convert it to safetensors"
+    )
+    weights = {"fc.weight": torch.zeros(96, 288)}
+    torch.save(weights, layer / "pytorch_model.bin")
+    refused(config_for(model("llama3.1"), layer), "an EAGLE-3 checkpoint: the weights lack norm.weight")
     (layer / "config.json").unlink()
     refused(config_for(model("llama3.1"), layer), "speculation.model: there is no config.json in")
     refused(config_for(model("llama3.1"), tmp_path / "nowhere"), "there is no directory")
