@@ -54,3 +54,5 @@ def _targets(config: Eagle3Config, present: Mapping[str, MappedTensor]) -> Itera
     yield "fc.weight", whole("reduction.weight", hidden, width)
     if config.norms_states:
         yield "input_norm.weight", whole("states_norm.weight", width)
+    for index in range(config.num_states * config.norms_each):
+        yield f"fc_norm.{index}.weight", whole(f"state_norms.{index}.weight", config.model_hidden_size)

@@ -46,6 +46,10 @@ class Eagle3Config:
     """Whether the residual stream begins with the normed states."""
     norms_states: bool
     """Whether the model's states are normed together before they are reduced."""
+    norms_each: bool
+    """Whether each of the model's states is normed before they are reduced (EAGLE-3.1)."""
+    norms_output: bool
+    """Whether a draft continues from the normed states of the layer (EAGLE-3.1)."""
 
     @classmethod
     def from_directory(cls, directory: Path, ignored_keys: Collection[str] = ()) -> Eagle3Config:
@@ -79,7 +83,10 @@ class Eagle3Config:
         rest |= {f"eagle_config.{key}": value for key, value in eagle.items()}
         drafts, hidden = rest.pop("draft_vocab_size", None), rest.pop("target_hidden_size", None)
         norms_residual = bool(rest.pop("norm_before_residual", False))
-        norms_states = bool(rest.pop("norm_before_fc", False))
+        norms_states, norms_each = bool(rest.pop("norm_before_fc", False)), bool(rest.pop("fc_norm", False))
+        norms_output = bool(rest.pop("norm_output", False))
+        if norms_states and norms_each:
+            raise ModelLoadError(f"{name} has norm_before_fc and fc_norm, of which a layer has only one")
         vocab_size = int(rest["vocab_size"])
         rest |= {"architectures": [_LLAMA], "vocab_size": vocab_size if drafts is None else drafts}
         layer = ModelConfig.from_json(rest, {}, name)
@@ -93,7 +100,8 @@ class Eagle3Config:
                 f"{name} describes {' and '.join(found)}: supported is one layer with plain weights and a head"
             )
         ids = tuple(int(index) for index in named[0]) if named else None
-        return cls(layer, vocab_size, hidden or layer.hidden_size, ids, norms_residual, norms_states)
+        norms = norms_residual, norms_states, norms_each, norms_output
+        return cls(layer, vocab_size, hidden or layer.hidden_size, ids, *norms)
 
     @property
     def num_states(self) -> int:
@@ -105,7 +113,7 @@ class Eagle3Config:
         """Number of its weights, without an embedding table."""
         hidden, layer = self.layer.hidden_size, self.layer
         table, norm, embeddings = layer.vocab_size * hidden, hidden, layer.attention.qkv_outputs * hidden
-        reduction = self.num_states * self.model_hidden_size * (hidden + self.norms_states)
+        reduction = self.num_states * self.model_hidden_size * (hidden + self.norms_states + self.norms_each)
         return layer.num_parameters - table + norm + embeddings + reduction
 
     def inner_layers(self, model: ModelConfig) -> tuple[int, ...]:

@@ -40,10 +40,13 @@ class Eagle3Decoder(DraftLayer):
             self.embed = nn.Embedding(config.vocab_size, layer.hidden_size, _weight=table)
         width = config.num_states * config.model_hidden_size
         self.states_norm = nn.RMSNorm(width, eps=layer.norms.eps) if config.norms_states else None
+        own = config.model_hidden_size
+        norms = [nn.RMSNorm(own, eps=layer.norms.eps) for _ in range(config.num_states * config.norms_each)]
+        self.state_norms = nn.ModuleList(norms)
         self.reduction = nn.Linear(width, layer.hidden_size, bias=False)
         self.layers = nn.ModuleList([_Layer(layer, norms_residual=config.norms_residual)])
         self.inputs = _Embedded()
-        self._vocab_size = config.vocab_size
+        self._vocab_size, self._norms_output = config.vocab_size, config.norms_output
         self.drafted: torch.Tensor | None = None
         """The model's ids of the tokens that the head has, int64 [layer.vocab_size]; None for all."""
 
@@ -55,12 +58,17 @@ class Eagle3Decoder(DraftLayer):
         inner = inner.to(self.reduction.weight.dtype)
         if self.states_norm is not None:
             inner = normed_by(self.states_norm, inner)
+        if self.state_norms:
+            parts = inner.split(model.config.hidden_size, -1)
+            inner = torch.cat(
+                [normed_by(norm, part) for norm, part in zip(self.state_norms, parts, strict=True)], -1
+            )
         reduced: torch.Tensor = self.reduction(inner)
         return reduced
 
     def continuing(self, hidden: torch.Tensor) -> torch.Tensor:
         """Implement `DraftLayer.continuing`."""
-        return hidden
+        return self._norm(hidden) if self._norms_output else hidden
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Implement `Decoder.logits`, for all tokens of the model; those that the head lacks are impossible."""

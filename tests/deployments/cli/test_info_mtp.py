@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployments.cli import info
+from deployments.cli.units import size_text
 from engine.loading.load_mtp import load_mtp
 from engine.loading.mtp_targets import mtp_bytes
 from engine.model_config.config import ModelConfig
@@ -28,4 +29,4 @@ def test_it_says_how_much_memory_the_layer_takes(
     assert tables == 2 * 101 * 96 * 4
     info.run(str(directory), page_size=16, dtype="float32", device="cpu")
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert f"drafts with it. It takes {info.size_text(layer)}, and {info.size_text(tables)} more on the" in shown
+    assert f"drafts with it. It takes {size_text(layer)}, and {size_text(tables)} more on the" in shown

@@ -56,6 +56,8 @@ FORMS: Mapping[str, dict[str, Any]] = {
     "some tokens": {},
     "speculators": {"nested": True, "norms_residual": True},
     "speculators that norm states": {"nested": True, "norms_states": True},
+    "EAGLE-3.1": {"nested": True, "norms_each": True, "norms_output": True},
+    "EAGLE-3.1, whose output is not normed": {"norms_each": True, "norms_residual": True},
     "all tokens without a map": {"drafted": None},
     "all tokens with a map": {"drafted": range(101)},
     "an embedding of its own": {"has_embedding": True},
@@ -84,9 +86,11 @@ def test_logits_are_those_of_plain_torch(model: Tiny, tmp_path: Path, form: str,
     [draft] = drafter.propose([one], [3])
     reference = Reference(layer, model("llama3.1"))
     before, known = reference.states(one.tokens)[:, :-1], [*one.tokens, *draft]
+    # A norm of the small states of a random layer magnifies their rounding at each token of a draft.
+    bound = 5e-4 if "norms_output" in FORMS[form] else 1e-4
     for number, logits in enumerate(found):
         expected, own = reference.logits(known[1 : len(one.tokens) + number], before)
-        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits, expected, atol=bound, rtol=bound)
         before = torch.cat((before, own), 1)
     assert len(found) == len(draft) == 3
     allowed = FORMS[form].get("drafted", DRAFTED)
@@ -283,7 +287,7 @@ def test_published_configurations_name_the_states_that_are_read(
     assert layer.norms_residual == ("transformer_layer_config" in raw)
 
 
-@pytest.mark.parametrize("form", ["some tokens", "speculators that norm states", "biases"])
+@pytest.mark.parametrize("form", ["some tokens", "speculators that norm states", "EAGLE-3.1", "biases"])
 def test_its_parameters_are_counted(model: Tiny, tmp_path: Path, form: str) -> None:
     layer = save_eagle3(tmp_path / "layer", model("llama3.1"), **FORMS[form])
     weights = load_file(layer / "model.safetensors")
@@ -299,7 +303,11 @@ def test_its_parameters_are_counted(model: Tiny, tmp_path: Path, form: str) -> N
         ({"model_type": "qwen3"}, "of the model_type 'qwen3': only 'llama'"),
         ({"num_hidden_layers": 2}, "describes 2 layers: supported is one layer"),
         ({"tie_word_embeddings": True}, "describes the embedding table as output head"),
-        ({"fc_norm": True}, "has fc_norm, which Raydix does not know in a EAGLE-3 layer"),
+        ({"fc_bias": True}, "has fc_bias, which Raydix does not know in a EAGLE-3 layer"),
+        (
+            {"fc_norm": True, "norm_before_fc": True},
+            "has norm_before_fc and fc_norm, of which a layer has only one",
+        ),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "has eagle_config.use_mtp_layernorm, which"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state false"),
         ({"hidden_size": "wide"}, "has hidden_size = 'wide'; expected an integer"),
@@ -319,8 +327,8 @@ def test_other_configurations_are_refused(tmp_path: Path, changes: dict[str, Any
 
 
 def test_keys_that_the_settings_ignore_are_allowed(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**SAFEAI, "fc_norm": True}))
-    assert Eagle3Config.from_directory(tmp_path, ["fc_norm"]).layer.vocab_size == 32000
+    (tmp_path / "config.json").write_text(json.dumps({**SAFEAI, "fc_bias": True}))
+    assert Eagle3Config.from_directory(tmp_path, ["fc_bias"]).layer.vocab_size == 32000
 
 
 # --- what is refused at the start -----------------------------------------------------------------------------

@@ -53,7 +53,11 @@ def test_tensors_are_those_that_torch_has_saved(tmp_path: Path, kind: type) -> N
         read = found[name].read()
         assert read.dtype == places[name].dtype == tensor.dtype and torch.equal(read, tensor)
         into = torch.empty_like(tensor.detach())
-        group = TensorGroup((Expected(name, tuple(tensor.shape)),), lambda stored, to=into: to.copy_(stored[0]))
+
+        def store(stored: list[torch.Tensor], into: torch.Tensor = into) -> None:
+            into.copy_(stored[0])
+
+        group = TensorGroup((Expected(name, tuple(tensor.shape)),), store)
         stream_groups(places, [group], torch.device("cpu"))
         assert torch.equal(into, tensor)
 

@@ -41,6 +41,8 @@ def save_eagle3(
     has_embedding: bool = False,
     norms_residual: bool = False,
     norms_states: bool = False,
+    norms_each: bool = False,
+    norms_output: bool = False,
     nested: bool = False,
     **changes: Any,
 ) -> Path:
@@ -73,6 +75,8 @@ def save_eagle3(
     weights |= {f"{name}.weight": torch.rand(ours, generator=own) + 0.5 for name in norms}
     if norms_states:
         weights["input_norm.weight"] = torch.rand(len(READ) * hidden, generator=own) + 0.5
+    for index in READ if norms_each else ():
+        weights[f"fc_norm.{index}.weight"] = torch.rand(hidden, generator=own) + 0.5
     if drafted is not None:
         weights["d2t"] = torch.tensor(drafted) - torch.arange(count)
         weights["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, torch.tensor(drafted), True)
@@ -96,6 +100,7 @@ def save_eagle3(
             "norm_before_residual": norms_residual,
             **layer,
         }
+    outer |= {name: True for name, has in (("fc_norm", norms_each), ("norm_output", norms_output)) if has}
     (directory / "config.json").write_text(json.dumps(outer))
     return directory
 
@@ -135,6 +140,8 @@ class Reference:
         if "input_norm.weight" in weights:
             self._states_norm = llama.LlamaRMSNorm(self._fc.shape[1], config.rms_norm_eps)
             self._states_norm.weight.data = weights["input_norm.weight"]
+        self._fc_norms = [weights[f"fc_norm.{index}.weight"] for index in READ if raw.get("fc_norm")]
+        self._norms_output, self._eps = raw.get("norm_output", False), config.rms_norm_eps
         self._table = weights.get("embed_tokens.weight")
         offsets = weights.get("d2t")
         self._ids = torch.arange(len(self._head)) + (0 if offsets is None else offsets)
@@ -142,7 +149,11 @@ class Reference:
     def states(self, tokens: Sequence[int]) -> torch.Tensor:
         """The reduced states of all tokens, [1, N, hidden_size]."""
         found = self._model.model(torch.tensor([list(tokens)]), output_hidden_states=True).hidden_states
-        read = torch.cat([found[index] for index in READ], -1)
+        each = [found[index] for index in READ]
+        if self._fc_norms:
+            scales = [torch.rsqrt(state.square().mean(-1, keepdim=True) + self._eps) for state in each]
+            each = [state * scale * norm for state, scale, norm in zip(each, scales, self._fc_norms, strict=True)]
+        read = torch.cat(each, -1)
         reduced: torch.Tensor = (read if self._states_norm is None else self._states_norm(read)) @ self._fc.T
         return reduced
 
@@ -159,9 +170,9 @@ class Reference:
         turned = self._rotary(both, torch.arange(length)[None])
         x = x + self._attention(hidden_states=both, position_embeddings=turned, attention_mask=mask)[0]
         x = (x + self._mlp(self._norms["post_attention_layernorm"](x)))[:, -1:]
-        logits = torch.full((self._model.config.vocab_size,), -torch.inf)
-        logits[self._ids] = (self._norms["norm"](x) @ self._head.T)[0, -1]
-        return logits, x
+        logits, normed = torch.full((self._model.config.vocab_size,), -torch.inf), self._norms["norm"](x)
+        logits[self._ids] = (normed @ self._head.T)[0, -1]
+        return logits, normed if self._norms_output else x
 
     @torch.inference_mode()
     def drafts(
