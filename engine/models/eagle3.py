@@ -10,6 +10,8 @@ Its head may have only the likeliest tokens of the model: the others are never d
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 
@@ -59,10 +61,8 @@ class Eagle3Decoder(DraftLayer):
         if self.states_norm is not None:
             inner = normed_by(self.states_norm, inner)
         if self.state_norms:
-            parts = inner.split(model.config.hidden_size, -1)
-            inner = torch.cat(
-                [normed_by(norm, part) for norm, part in zip(self.state_norms, parts, strict=True)], -1
-            )
+            norms, parts = cast("list[nn.RMSNorm]", self.state_norms), inner.split(model.config.hidden_size, -1)
+            inner = torch.cat([normed_by(norm, part) for norm, part in zip(norms, parts, strict=True)], -1)
         reduced: torch.Tensor = self.reduction(inner)
         return reduced
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +20,18 @@ from engine.loading.load_model import load_model
 from engine.models.mtp import MTPDecoder
 from engine.program.engine import Engine
 from engine.program.load_with_layer import load_with_layer
-from tests.engine.support.checkpoints import LINEAR, configure, fp8_channels, fp8_config, rewrite
+from tests.engine.support.checkpoints import (
+    FP8_BLOCKS,
+    LINEAR,
+    configure,
+    fp8_blocks,
+    fp8_channels,
+    fp8_config,
+    rewrite,
+)
 from tests.engine.support.mtp_models import NAMES, reference_drafts, save_with_mtp
 from tests.engine.support.oracle import Tiny, save_tiny
+from tests.engine.support.rank_processes import Threads
 from tests.engine.support.watched_drafts import FEW, config_of, run_both
 
 
@@ -30,18 +41,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return cache(lambda family: save_with_mtp(family, tmp_path_factory.mktemp(family) / "model"))
 
 
-@pytest.mark.parametrize("is_stored", [True, False])
-def test_a_layer_in_eight_bits_drafts(tmp_path: Path, is_stored: bool) -> None:
+@pytest.mark.parametrize(("form", "num_ranks"), [("channels", 1), ("channels", 2), ("blocks", 2), ("plain", 1)])
+def test_a_layer_in_eight_bits_drafts(tmp_path: Path, form: str, num_ranks: int) -> None:
     """The files have its matrices in float8, as published ones do, or loading rounds them. Most of its drafts are
     those of the unrounded layer.
     """
     plain = save_with_mtp("glm4_moe", tmp_path / "model")
     directory = shutil.copytree(plain, tmp_path / "rounded")
-    if is_stored:
-        rewrite(directory, store_in_fp8)
-        configure(directory, **fp8_config())
+    if form != "plain":
+        rewrite(directory, partial(store_in_fp8, fp8_blocks if form == "blocks" else fp8_channels))
+        configure(directory, **(FP8_BLOCKS if form == "blocks" else fp8_config()))
     prompts = [list(range(first, first + 9)) for first in (20, 30, 40, 50)]
-    watched = run_both(config_of(directory, quantization=None if is_stored else "fp8"), prompts)
+    settings: dict[str, Any] = {"quantization": "fp8" if form == "plain" else None, "threads": 1}
+    config = config_of(directory, tensor_parallel_size=num_ranks, **settings)
+    # Ranks round the activations that they share with scales of their own.
+    watched = run_both(config, prompts, launcher=Threads(), on_one_rank=False)
     layer = watched.drafter._layer.decoder
     assert isinstance(layer, MTPDecoder)
     assert isinstance(layer.get_submodule("layers.0.attention.o_proj"), Fp8Linear)
@@ -52,11 +66,11 @@ def test_a_layer_in_eight_bits_drafts(tmp_path: Path, is_stored: bool) -> None:
     assert equal > 0.7 * len(drafts) > 20
 
 
-def store_in_fp8(weights: dict[str, torch.Tensor]) -> None:
+def store_in_fp8(store: Callable[[str, torch.Tensor], Any], weights: dict[str, torch.Tensor]) -> None:
     for name, tensor in list(weights.items()):
         if LINEAR.fullmatch(name):
             del weights[name]
-            weights |= fp8_channels(name.removesuffix(".weight"), tensor)[0]
+            weights |= store(name.removesuffix(".weight"), tensor)[0]
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next"])

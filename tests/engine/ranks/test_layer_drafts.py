@@ -44,9 +44,7 @@ def on(layout: Layout, model: Drafted, **settings: Any) -> EngineConfig:
 
 def run_on(config: EngineConfig, every: int = 1) -> Watched:
     """Run the prompts on ranks that are threads, with drafts, and on one rank without: the tokens are the same."""
-    watched = run_both(config, PROMPTS, every, Threads())
-    watched.run.engine.close()
-    return watched
+    return run_both(config, PROMPTS, every, Threads())
 
 
 ONE, TWO, PARTS = Layout(1), Layout(2), Layout(4, parts=2)

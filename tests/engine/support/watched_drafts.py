@@ -118,19 +118,24 @@ def run_both(
     prompts: Sequence[Sequence[int]],
     every: int = 1,
     launcher: WorkerLauncher | None = None,
+    *,
+    on_one_rank: bool = True,
 ) -> Watched:
-    """Run the prompts, which arrive in turn, with drafts, and without on one rank: the tokens are the same.
-    `launcher` starts the ranks of the former.
+    """Run the prompts, which arrive in turn, with drafts and without: the tokens are the same. `launcher` starts
+    the ranks, which the engine without drafts has too unless it is `on_one_rank`.
     """
-    one_rank: dict[str, Any] = {"tensor_parallel_size": 1, "context_parallel_size": 1, "expert_parallel": False}
-    alone = dataclasses.replace(config, speculation=None, page_size=config.page_tokens, **one_rank)
-    watched, plain = Watched(config, every, launcher), Run(alone)
-    for run in (watched.run, plain):
+    plain = dataclasses.replace(config, speculation=None)
+    if on_one_rank:
+        sizes: dict[str, Any] = {"tensor_parallel_size": 1, "context_parallel_size": 1, "expert_parallel": False}
+        plain = dataclasses.replace(plain, page_size=config.page_tokens, **sizes)
+    watched, undrafted = Watched(config, every, launcher), Run(plain, launcher)
+    for run in (watched.run, undrafted):
         for number, prompt in enumerate(prompts):
             run.submit(str(number), prompt, SamplingParams(**GREEDY))
             run.step()
         run.finish()
-    assert {name: watched.run.tokens(name) for name in plain.events} == {
-        name: plain.tokens(name) for name in plain.events
+        run.engine.close()
+    assert {name: watched.run.tokens(name) for name in undrafted.events} == {
+        name: undrafted.tokens(name) for name in undrafted.events
     }
     return watched
