@@ -15,6 +15,7 @@ import torch
 
 from engine.drafting.payoff import DraftCost
 from engine.grammar.spec import Grammar
+from engine.models.torch_operations import TorchOperations
 from engine.program.load_with_layer import load_with_layer
 from engine.runner.hidden_states import HiddenStates
 from engine.values.plan import Chunk, StepPlan
@@ -46,6 +47,23 @@ def test_drafts_are_the_layer_s_predictions(model: Models, name: str) -> None:
     one = request(range(30, 57))
     result = runner.run(StepPlan((Chunk(one, 0, 27, one.tokens, [0, 1, 2], True),)))
     one.tokens += result.token_ids
+    assert drafter.propose([one], [4]) == [model(name).predict(one.tokens, 4)]
+
+
+@pytest.mark.parametrize("name", ["eagle3 qwen3", "eagle3 gemma3"])
+def test_states_stay_as_they_were_where_operations_add_in_place(
+    model: Models, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As kernels for GPUs do."""
+    add_norm = TorchOperations.add_norm
+
+    def added_in_place(operations: Any, x: torch.Tensor, branch: torch.Tensor | None, *rest: Any) -> Any:
+        return add_norm(operations, x if branch is None else x.add_(branch), None, *rest)
+
+    monkeypatch.setattr(TorchOperations, "add_norm", added_in_place)
+    runner, drafter = load_with_layer(model(name).config(attention="reference"))
+    one = request(range(30, 57))
+    one.tokens += runner.run(StepPlan((Chunk(one, 0, 27, one.tokens, [0, 1, 2], True),))).token_ids
     assert drafter.propose([one], [4]) == [model(name).predict(one.tokens, 4)]
 
 

@@ -113,3 +113,4 @@ def test_pages_leave_room_for_the_layer_on_the_first_rank(
     states = 4 * 512 * 96 * 4  # of 512 tokens of each request
     expected = int((5 * 2**18 - states) * 0.5) // (8 * (ours + layers))
     assert runner.num_pages == drafter.cache.num_pages == expected > 8
+    assert runner.page_size == drafter.cache.page_size == 16
