@@ -185,7 +185,7 @@ class Ticket:
         most = self._limits.tenant.max_concurrency
         if most is not None and num_generations > most:
             raise ValueError(
-                f"{num_generations} choices were asked for at once, this tenant may have {most} "
+                f"the request needs {num_generations} concurrent choices, but this tenant may have {most} "
                 "(tenants[].max_concurrency)"
             )
         now = self._clock()

@@ -10,7 +10,7 @@ from deployments.cli.errors import UserError
 def given_key(key: str | None, key_env: str | None, default_env: str) -> str | None:
     """Return the key, given or from a variable. Raises UserError if the named variable is not set."""
     if key is not None and key_env is not None:
-        raise UserError("--key and --key-env exclude each other: give one of them", 2)
+        raise UserError("--key and --key-env cannot be combined: give one of them", 2)
     found = key if key is not None else os.environ.get(key_env or default_env)
     if key_env is not None and not found:
         raise UserError(f"--key-env {key_env}: this environment variable is not set or empty", 2)

@@ -157,9 +157,9 @@ def serve(
 ) -> None:
     """Serve a model with an OpenAI-compatible API on this machine, until Ctrl-C.
 
-    Omitted settings are chosen for the machine: on GPUs one engine for each, or for as many as hold the
-    model; on CPUs one engine with all cores. It does the same as [bold]serve run CONFIG[/], on its own Ray
-    unless RAY_ADDRESS names one.
+    Omitted settings are chosen for the machine: one engine for each GPU, or for each group of GPUs that holds
+    the model; on CPUs one engine with all cores. It does the same as [bold]serve run CONFIG[/], on its own
+    Ray unless RAY_ADDRESS names one.
     """
     from deployments.cli.serve import run
 
@@ -198,7 +198,7 @@ def deploy(
     check: Annotated[bool, typer.Option("--check", help="Only look for mistakes.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the workers' logs.")] = False,
 ) -> None:
-    """Put a config file into effect in a running Serve: that of [bold]raydix serve[/] here, or RAY_ADDRESS's.
+    """Apply a config file to a running Serve: that of [bold]raydix serve[/] on this machine, or of RAY_ADDRESS.
 
     Limits, tenants, keys, numbers of replicas and similar settings change without restarts; other changes replace
     replicas one by one. A file with a mistake changes nothing.
@@ -222,7 +222,7 @@ def chat(
     """Talk to a served model. /stats shows how many tokens of each turn were reused; /help lists all commands.
 
     If the connection breaks off during an answer of Raydix, the answer continues where it stopped: the command
-    reconnects until 60 seconds have passed without any more of it.
+    reconnects until 60 seconds have passed without new text.
     """
     from deployments.cli.chat import run
 
@@ -301,7 +301,8 @@ def batch(
         bool, typer.Option("--retry-failed", help="Send the failed requests of a finished output again.")
     ] = False,
 ) -> None:
-    """Answer a file of requests at a running server. The same command continues an interrupted batch.
+    """Send a file of requests to a running server and write the answers. The same command continues an
+    interrupted batch.
 
     Exit codes: 0, all requests are answered; 1, some failed, and their lines say why, or the server is away; 2,
     wrong usage, or a file that cannot be used; 130, interrupted.
@@ -536,7 +537,7 @@ def top(
     """Watch a running service: models, replicas, KV pages, rates, latencies, the router's last decisions.
 
     It reads /metrics, /health, the cluster's status and, with the admin key, decisions; it names those that it may
-    not read. Ctrl-C ends it.
+    not read. Ctrl-C stops it.
     """
     from deployments.cli.top import run
 

@@ -45,7 +45,7 @@ def run(path: Path, *, check: bool, verbose: bool) -> None:
     if check:
         _check_models(config)
         console.print(
-            f"{path} has no mistake that can be seen from here.", markup=False, highlight=False, soft_wrap=True
+            f"{path} has no mistake that this machine can find.", markup=False, highlight=False, soft_wrap=True
         )
         return
     started = time.monotonic()
@@ -61,7 +61,7 @@ def run(path: Path, *, check: bool, verbose: bool) -> None:
         with console.status("Deploying") as status:
             _wait([application.name for application in schema.applications], status)
     except KeyboardInterrupt:
-        raise UserError("stopped waiting; the change continues, as `serve status` shows", 130) from None
+        raise UserError("stopped waiting, but the change continues: `serve status` shows its state", 130) from None
     console.print(
         f"{path} is in effect after {time.monotonic() - started:.0f} s.",
         markup=False,
@@ -76,8 +76,8 @@ def _address() -> str:
         return given
     if len(found := sorted(rays_of_this_machine())) > 1:
         raise UserError(
-            f"several Rays run on this machine, at {', '.join(found)}: set RAY_ADDRESS to the one that serves, "
-            "and RAY_AUTH_MODE=token if it asks for a token, as that of `raydix serve` does",
+            f"several Rays run on this machine, at {', '.join(found)}: set RAY_ADDRESS to the one to deploy to, "
+            "and RAY_AUTH_MODE=token if it asks for a token, as the Ray of a `raydix serve` does",
             2,
         )
     return "auto"

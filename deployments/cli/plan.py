@@ -46,7 +46,7 @@ def run(
     `context_parallel` of them with the same key-value heads divide the KV of a request.
     """
     if count is not None and requests_per_s is not None:
-        raise UserError("--count and --requests-per-s exclude each other: give either the replicas or the load", 2)
+        raise UserError("--count and --requests-per-s cannot be combined: give either the replicas or the load", 2)
     try:
         planned, model = gpu_named(gpu), planned_model(name, config)
         step_tokens = GPU_DEFAULTS["max_step_tokens"]

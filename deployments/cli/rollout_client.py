@@ -42,7 +42,7 @@ def described(model: Mapping[str, Any]) -> list[str]:
     try:
         return [printable(line) for line in _lines(model)]
     except (AttributeError, TypeError, ValueError):
-        raise UserError("the server's answer has another form; is it a Raydix server of this version?") from None
+        raise UserError("the server's answer cannot be read; is it a Raydix server of this version?") from None
 
 
 def _lines(model: Mapping[str, Any]) -> Iterator[str]:

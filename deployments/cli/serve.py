@@ -169,7 +169,7 @@ def _serve(config: dict[str, Any], cluster: str | None, console: Console, verbos
         _announce(console, url, list(health.get("models") or ()), time.monotonic() - started)
         _watch(signals, guard)
     except _Stopped:
-        console.print("[dim]Shutting down when open streams have ended. Ctrl-C again does not wait for them.[/]")
+        console.print("[dim]Waiting for open streams to end. Press Ctrl-C again to stop immediately.[/]")
     finally:
         with quiet(verbose):
             if has_deployed and not isinstance(sys.exc_info()[1], Gone):
@@ -295,9 +295,9 @@ def start_ray(cluster: str | None, verbose: bool, num_gpus: int | None = None) -
     except Exception as error:
         if cluster is not None:
             raise UserError(
-                f"cannot connect to a running Ray ({cluster}): {one_line(error).rstrip('.')}. Start one, as "
-                "`raydix serve` does, or set RAY_ADDRESS to its address, and RAY_AUTH_MODE=token if it asks for a "
-                "token"
+                f"cannot connect to a running Ray ({cluster}): {one_line(error).rstrip('.')}. Start one, for "
+                "example with `raydix serve`, or set RAY_ADDRESS to its address, and RAY_AUTH_MODE=token if it "
+                "asks for a token"
             ) from None
         raise UserError(f"Ray does not start: {one_line(error)}") from None
 
@@ -389,13 +389,13 @@ def cause_of(application: Any) -> str:
 def _announce(console: Console, url: str, models: list[str], seconds: float) -> None:
     """Print the server's address and commands to try."""
     if not models:
-        console.print(f"Ready at {url} after {seconds:.0f} s. Ctrl-C ends it.")
+        console.print(f"Ready at {url} after {seconds:.0f} s. Ctrl-C stops it.")
         return
     model, names = models[0], ", ".join(models) + (" is" if len(models) == 1 else " are")
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What does itertools.chain do?"}}]}}'
     curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
     lines = [
-        f"[bold]{escape(names)}[/] ready at [bold]{url}/v1[/] after {seconds:.0f} s. Ctrl-C ends it.",
+        f"[bold]{escape(names)}[/] ready at [bold]{url}/v1[/] after {seconds:.0f} s. Ctrl-C stops it.",
         f"Talk to it:  [cyan]{escape(_own_name())} chat --url {url}[/]",
     ]
     console.print(Panel("\n".join(lines), expand=False))

@@ -113,7 +113,7 @@ def _check_no_address(config: dict[str, Any], path: Path | None) -> None:
     """Raise UserError for the address of a proxy that no client connects to."""
     for key in _ADDRESS.keys() & (config.get("http_options") or {}).keys():
         raise UserError(
-            f"{path}: http_options.{key} is that of Serve's proxy, but clients connect to the ingresses: give it "
+            f"{path}: http_options.{key} is for Serve's proxy, but clients connect to the ingresses: give it "
             f"as args.ingresses.{key} instead, or set args.ingresses.http to serve",
             2,
         )

@@ -58,7 +58,7 @@ def run(
         draw = _plotter() if plot_path is not None else None
         names = _names(policies or (DEFAULT_POLICIES if scaling is None else "cost"))
         if path is None:
-            console.print(f"No trace is given, so this is the example: {EXAMPLE}", style="dim", highlight=False)
+            console.print(f"No trace was given, so this uses the example: {EXAMPLE}", style="dim", highlight=False)
         trace = read_trace(path or EXAMPLE)
         trace = trace.head(requests) if requests is not None else trace
         service = read_calibration(calibration) if calibration is not None else ServiceModel()
@@ -93,12 +93,12 @@ def run(
 def _check_scaled(scenarios: Sequence[Scenario], plot_path: Path | None) -> None:
     """Raise ValueError for options that cannot be combined with autoscaling."""
     if scenarios[0].kills:
-        raise ValueError("--autoscale and --kill exclude each other: replicas that come and go do not die as well")
+        raise ValueError("--autoscale and --kill cannot be combined: --kill needs a fixed number of replicas")
     if scenarios[0].roles is not None:
-        raise ValueError("--autoscale and --roles exclude each other: only replicas that do both are scaled")
+        raise ValueError("--autoscale and --roles cannot be combined: only fleets without roles are scaled")
     if plot_path is not None:
         raise ValueError(
-            "--autoscale and --plot exclude each other: only routing is drawn; --json has all figures"
+            "--autoscale and --plot cannot be combined: only routing is drawn; --json has all figures"
         )
     if len(scenarios) > 1:
         raise ValueError("--autoscale takes one --load: replicas' costs are compared under one load")

@@ -92,7 +92,7 @@ class TopClient:
         if response.status_code in (401, 403):
             raise TopClientError(f"/metrics is protected: {self._refusal(response)}", False)
         if response.status_code >= 500:
-            raise TopClientError(f"HTTP {response.status_code} instead of metrics: is it starting?", True)
+            raise TopClientError(f"HTTP {response.status_code} instead of metrics: is the server starting?", True)
         try:
             page = MetricsPage.parse(response.text) if response.is_success else None
         except ValueError:

@@ -126,8 +126,9 @@ class ModelArgs(Section):
         size, num_gpus = self.engine.num_ranks, self.engines.num_gpus
         if size > 1 and num_gpus not in (None, 0, 1):
             raise ValueError(
-                f"engines.num_gpus is {num_gpus:g}, but each of the {size} ranks that engine.tensor_parallel_size "
-                "and engine.pipeline_parallel_size make reserves it and needs exactly one GPU; leave it out"
+                f"engines.num_gpus is {num_gpus:g}, but each of the engine's {size} ranks "
+                "(engine.tensor_parallel_size times engine.pipeline_parallel_size) needs exactly one GPU; "
+                "leave engines.num_gpus out"
             )
         return self
 
@@ -137,8 +138,8 @@ class ModelArgs(Section):
         if engine.kv_tier is not None and engine.pipeline_parallel_size > 1 and placement != "pack":
             raise ValueError(
                 f'engines.placement is "{placement}", so the stages of an engine may be on several machines, but '
-                "a page of engine.kv_tier exists when one machine has the files of all stages: set "
-                "engines.placement to pack, or leave engine.kv_tier out"
+                "engine.kv_tier needs the files of all stages on one machine: set engines.placement to pack, or "
+                "leave engine.kv_tier out"
             )
         return self
 
@@ -268,8 +269,8 @@ class AppArgs(AccessSettings):
         duplicates = sorted(name for name, count in counts.items() if count > 1)
         if duplicates:
             raise ValueError(
-                f"several models are named {duplicates}; distinguish them with engine.served_name, or, where they "
-                "are one model, with version"
+                f"several models are named {duplicates}; give each another engine.served_name, or, if they are "
+                "versions of one model, another version"
             )
         _ = self.versions
         return self
@@ -312,7 +313,7 @@ class AppArgs(AccessSettings):
             )
         if self.protect_metrics and self.admin_key_hash is None and self.access_file is None:
             raise ValueError(
-                "protect_metrics needs an admin_key_hash, as /metrics then asks for the admin key; set one"
+                "protect_metrics needs an admin_key_hash, because /metrics then asks for the admin key; set one"
             )
         return self
 

@@ -155,13 +155,13 @@ def _device(model: ModelArgs, machine: Hardware) -> tuple[str, str]:
     if num_gpus is None:
         return "cpu", machine.described()
     if not machine.may_grow:
-        raise CannotMeet(f"engines.num_gpus is {num_gpus:g}, but {machine.described()}; leave it out for CPUs")
+        raise CannotMeet(f"engines.num_gpus is {num_gpus:g}, but {machine.described()}; leave it out to use CPUs")
     return "cuda", f"engines.num_gpus is {num_gpus:g}"
 
 
 def _check_there_is_one(given: str, machine: Hardware) -> None:
     if not machine.gpus and not machine.unknown and not machine.may_grow:
-        raise CannotMeet(f"{given}, but {machine.described()}; leave it out for CPUs")
+        raise CannotMeet(f"{given}, but {machine.described()}; leave it out to use CPUs")
 
 
 def _on_gpus(
@@ -219,8 +219,8 @@ def _size(model: ModelArgs, machine: Hardware, facts_of: FactsOf) -> tuple[int, 
     sizes = _sizes(possible, num_stages, machine)
     if not sizes and num_stages > 1 and not machine.may_grow:
         raise CannotMeet(
-            f"engine.pipeline_parallel_size is {num_stages}, but {machine.described()}: each stage needs one or "
-            "more; lower it"
+            f"engine.pipeline_parallel_size is {num_stages}, but {machine.described()}: each stage needs at least "
+            "one GPU; lower it"
         )
     of_each = "" if num_stages == 1 else f" in each of {num_stages} stages"
     for size in sizes or [1]:
@@ -271,8 +271,8 @@ def _check_size(config: EngineConfig, machine: Hardware, facts_of: FactsOf) -> N
         )
     if size > machine.most_gpus:
         raise CannotMeet(
-            f"engine.tensor_parallel_size is {size}, but {machine.described()}; lower it, or leave it out for as "
-            "few as hold the model"
+            f"engine.tensor_parallel_size is {size}, but {machine.described()}; lower it, or leave it out to use "
+            "as few GPUs as can hold the model"
         )
     facts = None if memory is None else facts_of(config)
     if memory is None or not isinstance(facts, ModelConfig):

@@ -49,6 +49,6 @@ class FileSettings(Section):
         path = Path(given).expanduser()
         if not path.is_absolute():
             raise ValueError(
-                f"directory must be an absolute path, which all ingresses understand alike, got {given!r}"
+                f"directory must be an absolute path, so that all ingresses use the same one, got {given!r}"
             )
         return str(path)

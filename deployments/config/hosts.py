@@ -28,8 +28,8 @@ def check_host(given: str) -> str:
         ipaddress.ip_network(given)
     except ValueError:
         raise ValueError(
-            f'{given!r} is no host: give a name such as "api.example.com", "*.example.com" for all names below '
-            'one, an address or a network such as "10.0.0.0/8", or "*" for any host; without a scheme and a port'
+            f'{given!r} is not a host: give a name such as "api.example.com", "*.example.com" for all names below '
+            'it, an address or a network such as "10.0.0.0/8", or "*" for any host; without a scheme and a port'
         ) from None
     return given
 
@@ -39,7 +39,7 @@ def check_origin(given: str) -> str:
     url = urlsplit(given)
     if given != "*" and (url.scheme not in ("http", "https") or given != f"{url.scheme}://{url.netloc}".lower()):
         raise ValueError(
-            f"{given!r} is no origin: give scheme, host and port as browsers do, such as "
+            f"{given!r} is not an origin: give scheme, host and port as browsers do, such as "
             '"https://app.example.com", without a path or a slash at the end; or "*" for any'
         )
     return given

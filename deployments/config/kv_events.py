@@ -26,8 +26,8 @@ def check_event_endpoint(endpoint: str) -> str:
     found = _TCP.fullmatch(endpoint)
     if found is None or not 1 <= int(found["port"]) <= 65535:
         raise ValueError(
-            f"{endpoint!r} is no address to listen on: give tcp://ADDRESS:PORT, where * is every address of the "
-            "machine, or ipc:///PATH with {replica} in it"
+            f"{endpoint!r} is not an address to listen on: give tcp://ADDRESS:PORT, where * is every address of "
+            "the machine, or ipc:///PATH with {replica} in it"
         )
     return endpoint
 
@@ -75,9 +75,9 @@ class KvEventSettings(Section):
                 )
         if first is not None and second is not None and abs(first - second) < self.num_ports:
             raise ValueError(
-                f"endpoint and replay_endpoint are {abs(first - second)} ports apart, and num_ports "
-                f"({self.num_ports}) of each are used: move one, for example to port "
-                f"{max(first, second) + self.num_ports}, or lower num_ports to the replicas of a machine"
+                f"endpoint and replay_endpoint are {abs(first - second)} ports apart, but each uses num_ports "
+                f"({self.num_ports}) ports: move one, for example to port {max(first, second) + self.num_ports}, "
+                "or lower num_ports to the number of replicas on a machine"
             )
         return self
 

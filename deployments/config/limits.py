@@ -147,7 +147,7 @@ class Limits(Section):
         if self.max_total_body_bytes < 4 * self.max_body_bytes:
             raise ValueError(
                 f"max_total_body_bytes ({self.max_total_body_bytes}) must be at least 4 times max_body_bytes "
-                f"({self.max_body_bytes}), or the largest bodies would never be taken; raise the one or lower the "
-                "other"
+                f"({self.max_body_bytes}), or the largest bodies would never be accepted; raise the first or "
+                "lower the second"
             )
         return self

@@ -66,8 +66,8 @@ def check_live(user_config: Mapping[str, Any], live: tuple[str, ...] = LIVE) -> 
     for path in leaves(user_config):
         if not is_live(path, live):
             raise ValueError(
-                f"user_config has {path}, which a running process does not take over: give it under args, where a "
-                f"change replaces the replicas. It takes over {', '.join(live) or 'none'}"
+                f"user_config has {path}, which a running process cannot adopt: give it under args, where a "
+                f"change replaces the replicas. A running process can adopt {', '.join(live) or 'none'}"
             )
 
 

@@ -80,7 +80,8 @@ class RoleSettings(Section):
         for pool in self.pools:
             if pool.least < 1:
                 raise ValueError(
-                    f"{pool.role}.min is 0, but replicas report the work of their role, so a role with none "
-                    f"never gets one. Set it to at least 1; to stop a model's last replicas, unload the model"
+                    f"{pool.role}.min is 0, but replicas report the work of their role, so a role without "
+                    "replicas never gets one. Set min to at least 1; to stop a model's last replicas, "
+                    "unload the model"
                 )
         return self

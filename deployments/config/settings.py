@@ -308,8 +308,8 @@ class EngineDeploymentSettings(DeploymentSettings):
             return given
         if given.get("autoscaling") is not None:
             raise ValueError(
-                "roles and autoscaling exclude each other, as each role scales by its own work: give its bounds "
-                "there, as in roles: {prefill: {min: 1, max: 4}, decode: 2}, and remove autoscaling"
+                "roles and autoscaling cannot be combined, because each role scales by its own work: give bounds "
+                "under roles, as in roles: {prefill: {min: 1, max: 4}, decode: 2}, and remove autoscaling"
             )
         if given.get("count", settings.count) != settings.count:
             sizes = " and ".join(f"{pool.least} for {pool.role}" for pool in settings.pools)
@@ -331,7 +331,7 @@ class EngineDeploymentSettings(DeploymentSettings):
         if self.autoscaling is not None and "count" in self.model_fields_set:
             raise ValueError(
                 f"count ({self.count}) and autoscaling (min {self.autoscaling.min}, max {self.autoscaling.max}) "
-                "exclude each other: leave out count to have the number follow the work, or autoscaling to fix it"
+                "cannot be combined: leave out count to scale with the work, or autoscaling to fix the number"
             )
         return self
 

@@ -39,7 +39,7 @@ def _check_hash(value: str) -> str:
 
 def _check_name(value: str) -> str:
     if value in RESERVED_NAMES:
-        raise ValueError(f"the name {value!r} is taken by the service itself; choose another")
+        raise ValueError(f"the name {value!r} is reserved for the service itself; choose another")
     return value
 
 

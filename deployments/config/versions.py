@@ -51,7 +51,7 @@ class RolloutSettings(Section):
             shown = [f"{step:g}" for step in steps]
             raise ValueError(f"steps must be percentages that ascend to 100, got [{', '.join(shown)}]")
         if not self.abort_on.limits:
-            raise ValueError("abort_on has no limit, so nothing would stop a bad version: set error_rate at least")
+            raise ValueError("abort_on has no limit, so nothing would stop a bad version: set at least error_rate")
         return self
 
 
@@ -104,10 +104,11 @@ def _plan(name: str, entries: Sequence[VersionEntry]) -> VersionPlan:
     weights: dict[str, float] = {}
     for entry in entries:
         if entry.version is None:
-            raise ValueError(f"an entry of the model {name!r} has no version; give each of its entries one")
+            raise ValueError(f"an entry of the model {name!r} has no version; give each of its entries a version")
         if entry.rollout is not None and entry.weight is not None:
             raise ValueError(
-                f"version {entry.version!r} of the model {name!r} has a rollout, which sets its weight: remove it"
+                f"version {entry.version!r} of the model {name!r} has a rollout, which sets its weight: "
+                "remove weight"
             )
         weights[entry.version] = (
             0.0 if entry.rollout is not None else 1.0 if entry.weight is None else entry.weight
@@ -116,8 +117,8 @@ def _plan(name: str, entries: Sequence[VersionEntry]) -> VersionPlan:
     if len(rollouts) > 1:
         raise ValueError(f"{len(rollouts)} versions of the model {name!r} have a rollout; give it to one of them")
     if not any(weights.values()):
-        others = "other versions than the one that is rolled out" if rollouts else "versions"
+        other = "version besides the one that is rolled out" if rollouts else "version"
         raise ValueError(
-            f"the model {name!r} has no {others} with a weight above 0, which would take its requests"
+            f"the model {name!r} has no {other} with a weight above 0, so no version would serve its requests"
         )
     return VersionPlan(name, weights, *(rollouts[0] if rollouts else ()))

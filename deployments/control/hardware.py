@@ -83,7 +83,7 @@ def _visible(
     try:
         found = devices(library)
     except NvmlError as error:
-        raise CannotTell(f"NVML does not say which GPUs there are ({error}); see nvidia-smi: {_GIVE}") from None
+        raise CannotTell(f"NVML cannot list the GPUs ({error}); see nvidia-smi: {_GIVE}") from None
     return visible(found, environment("CUDA_VISIBLE_DEVICES"), environment("CUDA_DEVICE_ORDER"))
 
 

@@ -63,7 +63,7 @@ def _authority(given: bytes, scheme: bytes) -> tuple[bytes, bytes]:
     match = _HOST.fullmatch(given) if len(given) <= _MAX_HOST_BYTES else None
     port = (match["port"] or _PORTS[scheme]) if match else b"65536"
     if match is None or int(port) > 65535 or (given.startswith(b"[") and not _is_address(match["name"])):
-        raise invalid(f"{quoted(given.decode('latin-1'))} is no host: send a name or an address, or HOST:PORT.")
+        raise invalid(f"{quoted(given.decode('latin-1'))} is not a host: send a name or an address, or HOST:PORT.")
     return match["name"].lower(), port.lstrip(b"0")
 
 

@@ -61,8 +61,8 @@ def check_proxy(port: int, proxy_port: int | None) -> None:
     """Raise HttpPortError if Serve's proxy has an ingress's port: they would share it, and the clients."""
     if port == proxy_port:
         raise HttpPortError(
-            f"port {port} is that of Serve's own HTTP proxy: set proxy_location: Disabled at the top of the "
-            "config, as clients connect to ingresses; or give one of them another port (http_options.port, "
+            f"port {port} is that of Serve's own HTTP proxy, but clients connect to ingresses: set "
+            "proxy_location: Disabled at the top of the config; or change a port (http_options.port, "
             "ingresses.port); or set ingresses.http to serve"
         )
 

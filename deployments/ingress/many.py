@@ -101,7 +101,7 @@ class ManyPrompts:
         tenant = self._service.access.tenant(name or BATCH_TENANT)
         if tenant is None and name is not None:
             raise ValueError(
-                f"there is no tenant {name!r} in the configuration; leave it out for {BATCH_TENANT!r}"
+                f"there is no tenant {name!r} in the configuration; leave tenant out to use {BATCH_TENANT!r}"
             )
         return tenant or Tenant(BATCH_TENANT)
 

@@ -45,6 +45,6 @@ class RollCall(Background):
 
     def _take(self, number: int | None) -> None:
         if number is not None and number != self._number:
-            logger.info("%d ingresses take requests; each allows tenants its part of their limits", number)
+            logger.info("%d ingresses take requests; each enforces an equal share of tenants' limits", number)
             self._number = number
             self._on_number(number)

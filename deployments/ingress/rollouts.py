@@ -63,7 +63,7 @@ class RolloutFollower(Background):
             raise
         except Exception as error:
             reason = "in time" if isinstance(error, TimeoutError) else f"({type(error).__name__})"
-            raise Unavailable(f"the metrics hub, which decides rollouts, does not answer {reason}") from None
+            raise Unavailable(f"the metrics hub, which controls rollouts, does not answer {reason}") from None
 
     def _take(self, states: Sequence[RolloutState]) -> None:
         for state in states:

@@ -158,7 +158,7 @@ class KvEventPublisher:
                 due = time.monotonic() + self._period_s
                 self._send(self._source.drain())
             except Exception:  # no request may end the thread
-                logger.exception("the KV events of a moment were not published")
+                logger.exception("some KV events were not published")
                 self.counts["failed"] += 1
         self._send(self._source.drain())
 

@@ -155,9 +155,7 @@ def explained(error: str) -> str:
         keys = json.loads(unsupported[1])
         return f"{' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} not supported"
     if "oneOf constraints are not supported" in error:
-        return (
-            "oneOf is only supported where its schemas exclude each other, by their types or by a const; use anyOf"
-        )
+        return "oneOf is only supported if its schemas differ in their types or in a const; use anyOf"
     if error.startswith("NoExtension"):
         return "it allows no output at all"
     if "Regex is empty" in error:  # the rest shows llguidance's form of the regular expression

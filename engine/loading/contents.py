@@ -68,7 +68,7 @@ def check_tensors(
     for wanted in expected:
         tensor = tensors[wanted.name]
         if tensor.shape not in (wanted.shape, *wanted.other_shapes):
-            raise ModelLoadError(f"{wanted.name} has shape {tensor.shape}, config.json makes it {wanted.shape}")
+            raise ModelLoadError(f"{wanted.name} has shape {tensor.shape}, but {wanted.shape} by config.json")
         if tensor.dtype not in wanted.dtypes:
             raise ModelLoadError(
                 f"{wanted.name} is stored as {tensor.dtype}; supported are {', '.join(wanted.dtypes)}"

@@ -35,8 +35,9 @@ def pages_for(
     useful = config.max_running * longest
     if fitting < 1:
         raise ValueError(
-            f"no memory for KV pages: one takes {bytes_per_page / 2**20:.1f} MiB, {config.kv_memory_share:.0%} of "
-            f"the free {bytes_free / 2**20:.0f} MiB is allowed; raise kv_memory_share or free memory"
+            f"no memory for KV pages: one page takes {bytes_per_page / 2**20:.1f} MiB, but pages may take only "
+            f"{config.kv_memory_share:.0%} of the free {bytes_free / 2**20:.0f} MiB; raise kv_memory_share or "
+            "free memory"
         )
     return min(fitting, useful)
 
@@ -58,11 +59,10 @@ def slots_for(config: EngineConfig, bytes_free: int | None, state_bytes: int) ->
         snapshots = min(running, max(1, budget // 2 // state_bytes - running))
     if (running + snapshots) * state_bytes >= budget:
         raise ValueError(
-            f"no memory for KV pages after recurrent states: one takes {state_bytes / 2**20:.1f} MiB, and there "
-            f"should be {running} for running requests (max_running) and {snapshots} snapshots (state_snapshots) "
-            f"in {_gib(budget)}, {config.kv_memory_share:.0%} of the free memory; lower max_running, for which "
-            f"{max(1, budget // 2 // state_bytes - snapshots)} would be enough, or state_snapshots, or raise "
-            "kv_memory_share"
+            f"no memory for KV pages after recurrent states: {running} states of running requests (max_running) "
+            f"and {snapshots} snapshots (state_snapshots) of {state_bytes / 2**20:.1f} MiB each do not leave room "
+            f"in {_gib(budget)}, {config.kv_memory_share:.0%} of the free memory; lower max_running, for example "
+            f"to {max(1, budget // 2 // state_bytes - snapshots)}, lower state_snapshots, or raise kv_memory_share"
         )
     return running + snapshots
 

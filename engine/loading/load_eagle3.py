@@ -46,8 +46,8 @@ def _drafted(tensors: Mapping[str, MappedTensor], config: Eagle3Config) -> torch
         there[drafted] = True
     if int(there.sum()) < len(drafted):
         raise ModelLoadError(
-            f"speculation.model: {DRAFTED} maps draft tokens to ids that are not different tokens of the "
-            f"{config.vocab_size} of the model"
+            f"speculation.model: {DRAFTED} must give each draft token the id of another one of the model's "
+            f"{config.vocab_size} tokens; download it again"
         )
     if MASK in tensors and not torch.equal(tensors[MASK].read().bool(), there):
         raise ModelLoadError(

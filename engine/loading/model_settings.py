@@ -38,7 +38,7 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     limit = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ValueError(
-            f"max_model_len is {config.max_model_len}, the model was made for {limit} tokens; lower it"
+            f"max_model_len is {config.max_model_len}, but the model was made for {limit} tokens; lower it"
         )
     return config.max_model_len or limit
 
@@ -53,5 +53,6 @@ def check_encoder_settings(config: EngineConfig, model: EncoderConfig) -> None:
             )
     if (longest := config.max_model_len) is not None and longest > model.max_position_embeddings:
         raise ValueError(
-            f"max_model_len is {longest}, the model was made for {model.max_position_embeddings} tokens; lower it"
+            f"max_model_len is {longest}, but the model was made for {model.max_position_embeddings} tokens; "
+            "lower it"
         )

@@ -192,4 +192,6 @@ def _write(path: Path, stored: Mapping[str, Mapping[str, Sequence[int]]]) -> Non
             json.dump(stored, file, indent=1)
         os.replace(file.name, path)
     except OSError as error:
-        logger.warning("the next start has to measure again which kernels are faster, because %s: %s", path, error)
+        logger.warning(
+            "the next start has to measure again which kernels are faster: %s cannot be written: %s", path, error
+        )

@@ -96,8 +96,8 @@ def quantize_layers(
             continue
         if plain:
             raise ModelLoadError(
-                f"{', '.join(plain)} is not quantized, but others of {', '.join(projections)} are: these are one "
-                "matrix here, quantized as a whole or not at all"
+                f"{', '.join(plain)} is not quantized, but others of {', '.join(projections)} are: Raydix "
+                "computes these as one matrix, so all of them must be quantized, or none"
             )
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.Linear)
@@ -117,8 +117,8 @@ def _check_alike(name: str, experts: Experts) -> None:
     for matrices in experts.matrices_apart:
         if len({type(matrix) for matrix in matrices}) > 1:
             raise ModelLoadError(
-                f"some experts of {name} are not quantized, but not all: a layer's experts are multiplied "
-                "together, so each of their projections is quantized in all of them or in none"
+                f"only some experts of {name} are quantized: a layer's experts are multiplied together, so each "
+                "projection must be quantized in all experts, or in none"
             )
 
 
@@ -143,8 +143,8 @@ def _quantized(layer: nn.Linear, weights: KeptFormat, part: str) -> QuantizedLin
     group = weights.group(layer.in_features)
     if layer.in_features % group or group % 32 or layer.out_features % 8:
         raise ModelLoadError(
-            f"{part} has {layer.in_features} inputs (on each rank), and config.json groups of {group}: expected "
-            "whole groups, of a multiple of 32; with several ranks, set tensor_parallel_size lower"
+            f"{part} has {layer.in_features} inputs (on each rank), and config.json has groups of {group}: "
+            "expected whole groups, of a multiple of 32; with several ranks, lower tensor_parallel_size"
         )
     return Int4Linear(layer, group)
 
@@ -364,6 +364,6 @@ def _check_group_index(name: str, group: int, tensors: list[torch.Tensor]) -> No
 def _check_no_bias(name: str, tensors: list[torch.Tensor]) -> None:
     if tensors[0].any():
         raise ModelLoadError(
-            f"{name} is not zero, and by config.json this layer has no bias: config.json and weights do not "
+            f"{name} is not zero, but by config.json this layer has no bias: config.json and weights do not "
             "belong together"
         )

@@ -259,7 +259,7 @@ def _pooling(directory: Path) -> EncoderPooling:
     modes = mode if isinstance(mode, list) else [mode]
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         raise ModelLoadError(
-            f"the model's embeddings are pooled as {', '.join(map(str, modes)) or 'its files do not say'}; "
+            f"the model's pooling of embeddings is {', '.join(map(str, modes)) or 'not in its files'}; "
             "supported are cls and mean"
         )
     return _POOLINGS[modes[0]]

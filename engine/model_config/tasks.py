@@ -86,6 +86,6 @@ def _check_pooling(kinds: Sequence[str], pooling: Any) -> None:
     mode = stated.get("pooling_mode", [flag for flag in flags if flag != "include_prompt"])
     if mode not in ("lasttoken", ["lasttoken"]):
         raise ModelLoadError(
-            f"the model's embeddings are pooled as {mode or 'its files do not say'}, and only lasttoken is "
+            f"the model's pooling of embeddings is {mode or 'not in its files'}, and only lasttoken is "
             f"supported; {otherwise}"
         )

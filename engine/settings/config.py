@@ -173,15 +173,15 @@ class EngineConfig(SchedulerSettings):
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             if (size := getattr(self, name)) > 1 and self.device not in ("auto", "cpu", "cuda"):
                 raise ValueError(
-                    f"device is {self.device!r}, but {name} is {size}: it must be "
-                    '"auto", "cpu" or "cuda", and each rank takes a GPU of its own'
+                    f"device is {self.device!r}, but {name} is {size}: device must be "
+                    '"auto", "cpu" or "cuda", because each rank takes a GPU of its own'
                 )
         _check_range("expert_copies", self.expert_copies, 0, 64)
         _check_range("expert_copies_interval", self.expert_copies_interval, 1, 2**40)
         if self.expert_copies and not (self.expert_parallel and self.tensor_parallel_size > 1):
             raise ValueError(
                 f"expert_copies is {self.expert_copies}, but copies are for GPUs that hold experts whole; set "
-                "expert_parallel, and tensor_parallel_size above 1, or leave it out"
+                "expert_parallel, and tensor_parallel_size above 1, or leave expert_copies out"
             )
         if self.expert_copies and self.pipeline_parallel_size > 1:
             raise ValueError(

@@ -24,9 +24,9 @@ _BATCH = PanelRow(
     (
         Panel(
             "Running and waiting",
-            "Requests in the batch, and those waiting: for room (capacity), or for another request that computes "
-            "the page they begin with (deferred). Much waiting for capacity with a small batch: too few KV "
-            "pages.",
+            "Requests in the batch, and requests that wait: for room (capacity), or for another request that "
+            "computes the same first page (deferred). If many wait for capacity while the batch is small, there "
+            "are too few KV pages.",
             Unit.COUNT,
             (
                 Target(ENGINES.gauge("requests_running"), "running"),
@@ -100,8 +100,8 @@ _STEPS = PanelRow(
         ),
         Panel(
             "Steps",
-            "Steps per second by replica, and those that failed, by cause. None while requests wait means that an "
-            "engine is stalled; an engine with failing self-tests is replaced.",
+            "Steps per second by replica, and failed steps by cause. If requests wait and there are no steps, the "
+            "engine is stalled. An engine whose self-tests fail is replaced.",
             Unit.EVENTS_PER_SECOND,
             (
                 Target(ENGINES.rate("engine_steps_total", "replica"), "{{replica}}"),
@@ -161,8 +161,8 @@ _MEMORY = PanelRow(
         Panel(
             "KV in host memory and files",
             "Host pages that hold the KV of preempted requests, and of prefixes that the device evicted, and all "
-            "host pages, by replica. A preempted request takes pages of prefixes; when there are none, its KV is "
-            "computed again. Each replica counts all of the files that it shares.",
+            "host pages, by replica. A preempted request takes pages of prefixes; if there are none, its KV is "
+            "computed again. Replicas that share files each count all of these files.",
             Unit.COUNT,
             (
                 Target(ENGINES.gauge("kv_pages", "replica", state="active", tier="host"), "{{replica}}, requests"),
@@ -181,8 +181,8 @@ _MEMORY = PanelRow(
         ),
         Panel(
             "Evictions",
-            "Cached pages given up per second: for lack of room (capacity), or because the cache was emptied "
-            "(reset). The device's go to host memory if several requests have used them.",
+            "Cached pages evicted per second: for lack of room (capacity), or because the cache was emptied "
+            "(reset). Pages of the device go to host memory if several requests have used them.",
             Unit.PAGES_PER_SECOND,
             (Target(ENGINES.rate("kv_evictions_total", "tier", "reason"), "{{tier}}, {{reason}}"),),
             is_stacked=True,
@@ -201,16 +201,17 @@ _MEMORY = PanelRow(
         ),
         Panel(
             "Prefill saved by host memory",
-            "Seconds of computing that copies from host memory have saved since each engine's start, at the rates "
-            "of the moment, less the time of the copies.",
+            "Seconds of prefill that copies from host memory have saved since each engine's start, at the rates "
+            "measured then, minus the time of the copies.",
             Unit.SECONDS,
             (Target(ENGINES.gauge("kv_saved_seconds", "replica", tier="host"), "{{replica}}"),),
             width=6,
         ),
         Panel(
             "Events for other routers",
-            "Blocks per second that were announced to other systems' routers (engines.kv_events), and their "
-            "requests for missed events: kept events were sent, or all that is held (snapshot), or neither.",
+            "Blocks per second that were announced to other systems' routers (engines.kv_events), and these "
+            "routers' requests for missed events, by the answer: kept events, all held blocks (snapshot), or "
+            "neither.",
             Unit.EVENTS_PER_SECOND,
             (
                 Target(ENGINES.rate("kv_event_blocks_total", "event"), "blocks {{event}}"),
@@ -221,8 +222,8 @@ _MEMORY = PanelRow(
         Panel(
             "Age of evicted pages",
             "From taking a page to its eviction, and from its last use to its eviction, of sampled pages, over "
-            "all replicas. Shorter than the pause between turns of a conversation: the cache is too small for "
-            "them.",
+            "all replicas. If this is shorter than the pause between turns of a conversation, the cache is too "
+            "small for conversations.",
             Unit.SECONDS,
             (
                 *(
@@ -244,8 +245,8 @@ _SPECULATION = PanelRow(
     (
         Panel(
             "Draft tokens",
-            "Draft tokens of speculative decoding per second: verified by the model, and accepted. There are none "
-            "where it is off. An engine with few accepted ones drafts less by itself.",
+            "Draft tokens of speculative decoding per second: verified by the model, and accepted. Zero if "
+            "speculation is off. An engine drafts less if few of its draft tokens are accepted.",
             Unit.TOKENS_PER_SECOND,
             (
                 Target(ENGINES.rate("spec_draft_tokens_total"), "verified"),

@@ -94,8 +94,8 @@ _LEVELS = PanelRow(
         ),
         Panel(
             "Time between tokens",
-            "Between one token and the next, and on average over a request, which is what the target of "
-            f"{ITL_S:g} s (the line) is for. When it rises, look at step time and batch size on the Engine "
+            "Time between two tokens, and its average over a request. The line is the target of "
+            f"{ITL_S:g} s for the average. When it rises, look at step time and batch size on the Engine "
             "dashboard.",
             Unit.SECONDS,
             (
@@ -161,7 +161,7 @@ _THROUGHPUT = PanelRow(
         Panel(
             "Prefix cache hit rate",
             "Share of looked-up prompt tokens that a cache held. Requests that resume after a preemption or on "
-            "another replica find what was computed for them before, so they are counted separately.",
+            "another replica find tokens that were computed for them before, so they are counted separately.",
             Unit.SHARE,
             (
                 Target(_HIT_RATE, "new requests"),
@@ -172,7 +172,7 @@ _THROUGHPUT = PanelRow(
         Panel(
             "Requests in the system",
             "Running in a batch, waiting in an engine, and waiting in an ingress for an engine that has room. "
-            "Waiting that does not go away means too few replicas.",
+            "If requests wait all the time, there are too few replicas.",
             Unit.COUNT,
             (
                 Target(FLEET.gauge("requests_running"), "running"),
@@ -222,7 +222,7 @@ _GRAMMARS = PanelRow(
         Panel(
             "Grammars compiled by engines",
             "Requests whose answer must match a grammar, per second, at engines. hit: it was compiled already; "
-            "miss: it had to be, which takes milliseconds, for a few up to seconds.",
+            "miss: the engine compiled it, which takes milliseconds, and for a few grammars seconds.",
             Unit.REQUESTS_PER_SECOND,
             (Target(FLEET.rate("grammar_cache_requests_total", "result"), "{{result}}"),),
             width=12,
@@ -230,7 +230,7 @@ _GRAMMARS = PanelRow(
         ),
         Panel(
             "Memory of compiled grammars",
-            "What the compiled grammars that each engine keeps count against engine.grammar_cache_bytes.",
+            "Bytes of the compiled grammars that each engine keeps, at most engine.grammar_cache_bytes.",
             Unit.BYTES,
             (Target(FLEET.gauge("grammar_cache_bytes", "replica"), "{{replica}}"),),
             width=12,
@@ -271,9 +271,9 @@ _ERRORS = PanelRow(
         ),
         Panel(
             "Delay of event loops",
-            "The longest of the last minute, by ingress: all its streams pause meanwhile. Below "
-            "0.05 s on a machine that has a core for it. Its own part is the ingress's computing; in the rest "
-            "it waited for a processor.",
+            "Longest delay in the last minute, by ingress: all streams of the ingress pause meanwhile. Below "
+            "0.05 s if the ingress has a core. In its own part the ingress computed; in the rest it waited for "
+            "a processor.",
             Unit.SECONDS,
             (
                 Target(FLEET.gauge("ingress_loop_lag_seconds", "replica", how="max"), "{{replica}}"),
@@ -294,7 +294,7 @@ _ERRORS = PanelRow(
         Panel(
             "Streams that broke off or moved",
             "Clients that disconnected before the end, streams that lost their replica and resumed elsewhere, and "
-            "those that could not, per second.",
+            "streams that could not resume, per second.",
             Unit.EVENTS_PER_SECOND,
             (
                 Target(FLEET.rate("stream_disconnects_total"), "client left"),

@@ -30,8 +30,8 @@ _DECISIONS = PanelRow(
         ),
         Panel(
             "Predicted and actual hits",
-            "Prompt tokens that the router expected in the chosen replica's cache, and those that were there, per "
-            "second. Fewer than expected: its knowledge is old, or pages were evicted meanwhile.",
+            "Prompt tokens that the router expected in the chosen replica's cache, and tokens that were there, "
+            "per second. If fewer were there, the router's knowledge is old, or pages were evicted meanwhile.",
             Unit.TOKENS_PER_SECOND,
             (Target(FLEET.rate("router_hit_tokens_total", "kind"), "{{kind}}"),),
             width=12,
@@ -67,7 +67,7 @@ _BALANCE = PanelRow(
         Panel(
             "Skew over replicas",
             "The fullest replica over the mean: prompt tokens to compute, running requests, and prompt tokens "
-            "computed per second. 1 is even. Short peaks are how prefixes find their replica; a lasting 2 is not.",
+            "computed per second. 1 is even. Short peaks are normal when new prefixes arrive; a lasting 2 is not.",
             Unit.FACTOR,
             (
                 Target(_skew(_WAITING), "prompt tokens to compute"),
@@ -147,22 +147,22 @@ _LOSSES = PanelRow(
     (
         Panel(
             "Migrations",
-            "Streams that lost their replica after the first token, per second, by what happened to it and to "
-            "them.",
+            "Streams that lost their replica after the first token, per second, by the reason of the loss and by "
+            "their outcome.",
             Unit.EVENTS_PER_SECOND,
             (Target(FLEET.rate("migrations_total", "reason", "outcome"), "{{reason}}: {{outcome}}"),),
             is_stacked=True,
         ),
         Panel(
             "Pause of a moved stream",
-            "Median and 95th percentile of the time between the last token before and the first after.",
+            "Median and 95th percentile of the time from the last token before the move to the first after it.",
             Unit.SECONDS,
             tuple(Target(FLEET.quantile(q, "migration_gap_seconds"), f"p{q * 100:g}") for q in (0.5, 0.95)),
         ),
         Panel(
             "Retries, hedges and suspects",
-            "Requests sent again because their replica was lost before the first token, and those sent twice "
-            "because they were slow to begin, per second; and what came of those whose replica died.",
+            "Requests per second that were sent again because their replica was lost before the first token, or "
+            "sent twice because they were slow to begin; and the outcome of requests whose replica died.",
             Unit.REQUESTS_PER_SECOND,
             (
                 Target(FLEET.rate("retries_total", "reason"), "retry: {{reason}}"),

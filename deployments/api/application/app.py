@@ -376,7 +376,7 @@ class _Endpoints:
             if resumable is not None:
                 made = self._holding(request, made, resumable)
             elif stream.is_continued:
-                raise wrong_id("Last-Event-ID is given, but this request's answer is no stream to be continued.")
+                raise wrong_id("Last-Event-ID is given, but the answer to this request is not a stream.")
             exchange = Exchange(
                 self._service.limits,
                 made,

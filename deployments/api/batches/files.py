@@ -141,7 +141,7 @@ def _kept(files: StoredFiles, form: FileForm) -> FileRecord:
     purpose = form.fields.get("purpose")
     if purpose != PURPOSE:
         got = "none" if purpose is None else quoted(purpose)
-        raise invalid(f"purpose must be {PURPOSE!r}, as files are for batches here; got {got}.", "purpose")
+        raise invalid(f"purpose must be {PURPOSE!r}, the only purpose here; got {got}.", "purpose")
     assert form.upload is not None
     if not form.upload.num_bytes:
         raise invalid("The file is empty; a batch needs a request on each line.", "file")

@@ -60,7 +60,7 @@ async def receive_form(request: Request, files: StoredFiles, limits: Limits, max
             "content-type",
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ApiError(415, "A packed form is not supported; send the file as it is.")
+        raise ApiError(415, "A compressed form is not supported; send the file as it is.")
     announced = request.headers.get("content-length", "")
     num_announced = int(announced) if re.fullmatch("[0-9]{1,15}", announced) else 0
     if num_announced > max_bytes + _FORM_BYTES or len(announced) > 15:
@@ -99,7 +99,9 @@ async def _read(request: Request, reader: _Reader, limits: Limits) -> None:
     except ClientDisconnect:
         raise ClientGone from None
     except FormParserError:
-        raise invalid("The body is no valid multipart form of the boundary that its content type names.") from None
+        raise invalid(
+            "The body is not a valid multipart form with the boundary that its content type names."
+        ) from None
     finally:
         limit.close()
     reader.check_end()

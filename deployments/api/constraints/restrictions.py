@@ -39,7 +39,7 @@ async def _without_words(
 ) -> Grammar:
     at_most(limits, "max_grammar_choices", "bad_words", len(words), "words")
     if not all(word.strip() for word in words):
-        raise invalid("bad_words must hold words, which are not empty.", "bad_words")
+        raise invalid("bad_words must hold words that are not empty.", "bad_words")
     pattern = "|".join("".join(map(_character, word.strip())) for word in words)
     at_most(limits, "max_grammar_bytes", "bad_words", len(pattern), "bytes")
     specials = _ranges(special_ids)

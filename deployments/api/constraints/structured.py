@@ -41,7 +41,7 @@ async def requested_grammar(
     ]
     if len(asked) > 1:
         names = " and ".join(param for _, param in asked)
-        raise invalid(f"{names} exclude each other; give only one of them.", asked[1][1])
+        raise invalid(f"{names} cannot be combined; give only one of them.", asked[1][1])
     if not asked:
         return None
     grammar, param = asked[0]

@@ -142,7 +142,7 @@ def _up_to(rendered: str, end: str) -> str:
     before, found, after = rendered.rpartition(end)
     if not found:
         raise TemplateRefused(
-            "The model's chat template does not show the last message as it is, so that it cannot be continued."
+            "The model's chat template changes the last message, so that message cannot be continued."
         )
     return before if after.startswith(" ") else before.rstrip()
 

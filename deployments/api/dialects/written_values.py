@@ -41,7 +41,7 @@ def arguments_of(schema: Schema) -> list[Argument] | None:
             )
     for reference in _references_in(schema):
         if not reference.startswith(_DEFINITIONS):
-            raise InvalidGrammar(f"{reference} is not supported as a $ref: name what it refers to under $defs")
+            raise InvalidGrammar(f"{reference} is not supported as a $ref: define that schema under $defs")
     named = members_of(schema)
     return (
         None
@@ -111,7 +111,7 @@ def target_of(schema: Schema, root: Mapping[str, Any]) -> Schema | bool | None:
         raise InvalidGrammar(f"{reference} refers to no schema of an object under $defs")
     check_held(schema, ("$ref",))
     if "type" in schema and (found is True or (found and schema["type"] != found.get("type"))):
-        raise InvalidGrammar("type next to $ref is only supported where it is the type of what it refers to")
+        raise InvalidGrammar("type next to $ref is only supported if it is the type of the schema that $ref names")
     return found
 
 
@@ -144,7 +144,7 @@ def alternatives_of(schema: Schema, root: Mapping[str, Any]) -> list[Schema | bo
     if name == "oneOf":
         met = [kind for one in found for kind in kinds(one, root)]
         if len(met) != len(set(met)):
-            raise InvalidGrammar("oneOf is only supported where its schemas exclude each other by type; use anyOf")
+            raise InvalidGrammar("oneOf is only supported if its schemas have different types; use anyOf")
     return found
 
 
@@ -154,9 +154,7 @@ def _joined(common: Schema, one: Schema | bool, name: str) -> Schema | bool:
         return {**common} or one
     for key in common.keys() & one.keys():
         if common[key] != one[key]:
-            raise InvalidGrammar(
-                f"{key} next to {name} is not supported where the alternatives have another {key}"
-            )
+            raise InvalidGrammar(f"{key} next to {name} is not supported if an alternative has another {key}")
     return {**common, **one}
 
 

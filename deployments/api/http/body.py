@@ -163,7 +163,7 @@ def _parsed(body: bytes | bytearray, limits: Limits) -> tuple[Any, bool]:
         pass  # for a number whose text would be lost
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if body.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or 0 in body[:4]:
-            raise invalid("The body is UTF-16 or UTF-32; JSON is read as UTF-8, so send it as that.") from None
+            raise invalid("The body is UTF-16 or UTF-32; send JSON in UTF-8.") from None
         if len(body) > limits.inline_body_bytes:  # The slower parser would take too long to find the place.
             raise invalid(f"The body is not valid JSON: {error}.") from None
     return _parsed_exactly(body, limits), True

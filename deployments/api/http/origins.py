@@ -77,7 +77,7 @@ class Origins:
         if self._hosts is not None and not self._hosts.have(host.decode("latin-1")):
             return ApiError(
                 421,
-                f"This server is not reached as {quoted(host.decode('latin-1'))}: use one of its own names, or "
+                f"This server does not have the name {quoted(host.decode('latin-1'))}: use one of its names, or "
                 "add this one to ingresses.allowed_hosts.",
                 code="host_not_allowed",
             )

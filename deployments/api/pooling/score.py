@@ -41,7 +41,7 @@ def _names(request: ScoreRequest) -> tuple[str, str]:
     if not found:
         couples = ", ".join(" and ".join(couple) for couple in COUPLES)
         has = f"; it has {', '.join(sorted(given))}" if given else ""
-        raise invalid(f"The body must have one of these couples: {couples}{has}.", "text_1")
+        raise invalid(f"The body must have one of these pairs of fields: {couples}{has}.", "text_1")
     return found[0]
 
 

@@ -111,7 +111,7 @@ def _is_of_old_form(request: ChatRequest) -> bool:
     old = "functions" if request.functions else "function_call" if request.function_call is not None else None
     new = "tools" if request.tools else "tool_choice" if request.tool_choice is not None else None
     if old is not None and new is not None:
-        raise invalid(f"{old} and {new} exclude each other: {old} is the older form; give only tools.", old)
+        raise invalid(f"{old} and {new} cannot be combined: {old} is the older form; give only tools.", old)
     return old is not None
 
 

@@ -28,7 +28,7 @@ class KeptResponses:
     def check_background(self, tenant: str) -> None:
         """Raise `ApiError` when no response can be generated in the background, or not now."""
         if not self.settings.max_bytes:
-            raise invalid("background needs responses to be stored, and responses.max_bytes is 0.", "background")
+            raise invalid("background needs responses to be stored, but responses.max_bytes is 0.", "background")
         self.background.check_room(tenant)
 
 

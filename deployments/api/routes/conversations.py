@@ -93,7 +93,7 @@ class _ConversationRoutes:
         """Keep a new conversation."""
         asked = await self._asked(request, NewConversation)
         if not self._service.responses.settings.max_bytes:
-            raise invalid("Conversations need responses to be stored, and responses.max_bytes is 0.")
+            raise invalid("Conversations need responses to be stored, but responses.max_bytes is 0.")
         metadata = checked_metadata(asked.metadata) or {}
         with self._room_for(request) as room:
             return _shown(*await self._conversations(request, room).create(asked.items or [], metadata))

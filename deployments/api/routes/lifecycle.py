@@ -63,7 +63,7 @@ class _ModelRoutes:
         require_admin(request, self._service.admin_key_hash)
         if model_id in self._service.versions:
             labels = ", ".join(self._service.versions[model_id].labels)
-            raise invalid(f"{model_id} has versions, each of which is loaded by itself: name one of {labels}.")
+            raise invalid(f"{model_id} has versions, which are loaded separately: name one of {labels}.")
         served = self._service.find(model_id)
         try:
             if served.switch is None:

@@ -52,7 +52,7 @@ class _StreamRoutes:
         last = header(request.scope, b"last-event-id")
         position = StreamPosition.parse(last) if last else None
         if position is not None and position.name.id != name:
-            raise wrong_id(f"Last-Event-ID is of the stream {position.name.id}, not of {quoted(name)}.")
+            raise wrong_id(f"Last-Event-ID belongs to the stream {position.name.id}, not to {quoted(name)}.")
         return continued(request, self._app(), name, found, position)
 
     async def end_stream(self, request: Request, name: str) -> Response:

@@ -25,7 +25,7 @@ def num_candidates(request: ChatRequest | CompletionRequest, limits: Limits) -> 
         if each * prompts > limits.max_answers:
             raise invalid(
                 f"{prompts} prompts with {each} answers each are {each * prompts} answers, but a request may have "
-                f"at most {limits.max_answers} (limits.max_answers); send fewer prompts at once.",
+                f"at most {limits.max_answers} (limits.max_answers); send fewer prompts in a request.",
                 "n" if request.best_of is None else "best_of",
             )
     if request.best_of is None:

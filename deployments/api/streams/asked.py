@@ -97,7 +97,9 @@ def asked_stream(scope: Scope, settings: StreamSettings) -> AskedStream:
         return AskedStream(AnswerName.new(prefix), has_ids, detached_s=detached_s)
     position = StreamPosition.parse(last)
     if not position.name.id.startswith(prefix):
-        raise wrong_id(f"Last-Event-ID is of another endpoint's stream: one of {path} begins with {prefix}.")
+        raise wrong_id(
+            f"Last-Event-ID belongs to another endpoint's stream: an id of {path} begins with {prefix}."
+        )
     return AskedStream(position.name, True, position, detached_s, is_continued=True, keep_s=settings.keep_s)
 
 

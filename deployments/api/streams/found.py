@@ -23,7 +23,9 @@ async def found_parts(
     """
     counts = [0] * len(requests) if stream.position is None else stream.position.counts
     if len(counts) != len(requests):
-        raise wrong_id(f"Last-Event-ID is of a stream with {len(counts)} choices, unlike this request's.")
+        raise wrong_id(
+            f"Last-Event-ID belongs to a stream with {len(counts)} choices, but this request has {len(requests)}."
+        )
     found = await client.find(stream.name.id, requests[0].tenant)
     if found is None:
         return {}

@@ -51,7 +51,7 @@ class StreamPosition:
         """Read the id of an event. Raises `ApiError` 400."""
         found = _FORM.fullmatch(text)
         if found is None:
-            raise wrong_id(f"Last-Event-ID is no id of an event of a stream from this server: {quoted(text)}.")
+            raise wrong_id(f"Last-Event-ID is not the id of an event from this server: {quoted(text)}.")
         name, created, counts, choice, num_last, event, check = found.groups()
         position = cls(
             text,

@@ -26,8 +26,8 @@ def _agent_for(memory: PageMemory, settings: KvFetchSettings) -> NixlAgent | Non
         return None
     if (regions := memory.regions()) is None:
         logger.warning(
-            "engines.kv_fetch.transport is nixl, but NIXL reads the memory of one process, and this model's ranks "
-            "have one each: its pages go over sockets"
+            "engines.kv_fetch.transport is nixl, but NIXL reads the memory of one process, and each rank of this "
+            "model is a process: its pages go over sockets"
         )
         return None
     return NixlAgent(regions)

@@ -304,7 +304,7 @@ class KVFetcher:
         reading = transfer.reading
         try:
             if reading is None:
-                raise CannotRead("it offers pages for reading that were to be sent")
+                raise CannotRead("it offers to have pages read that it should send")
             if isinstance(message, Readable):
                 self._shorten(connection, transfer, reading.learn(message))
             else:
@@ -365,7 +365,9 @@ class KVFetcher:
             self._page_seconds += (seconds - self._page_seconds) * share
         if missing:
             self._num_failed_fetches += 1
-            logger.info("%d pages of KV did not come from %s: %s", len(missing), transfer.address.endpoint, reason)
+            logger.info(
+                "%d pages of KV did not arrive from %s: %s", len(missing), transfer.address.endpoint, reason
+            )
             self._fail(missing)
         self._on_finished()
         self._ask_next(connection)

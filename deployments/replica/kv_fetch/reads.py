@@ -65,12 +65,12 @@ class Reading:
     def learn(self, message: Readable) -> int:
         """Note where the pages are; return how many. Raises CannotRead when they have another size."""
         if self._parts:
-            raise CannotRead("it said twice where its pages lie")
+            raise CannotRead("it said twice where its pages are")
         self._peer = message.agent
         self._parts = [(message.device_region, message.device), (message.host_region, message.host)]
         for region, pages in self._parts:
             if pages and len(region.starts) * region.stride != self._reads.page_bytes:
-                raise CannotRead(f"its pages have other than {self._reads.page_bytes} bytes")
+                raise CannotRead(f"its pages do not have {self._reads.page_bytes} bytes")
         return len(message.device) + len(message.host)
 
     def begin(self, index: int, most: int) -> None:
@@ -96,13 +96,13 @@ class Reading:
     def confirmed(self, held: Held, position: int) -> list[memoryview]:
         """Return the window's pages, the first at `position`. Raises CannotRead when they are other pages."""
         if self._slot.read is not None or not self.num_pages or held.position != position:
-            raise CannotRead("it confirms what was not read")
+            raise CannotRead("it confirms pages that were not read")
         size = self._reads.page_bytes
         pages = [self._slot.memory[index * size : (index + 1) * size] for index in range(self.num_pages)]
         self.num_pages = 0
         is_checked = self._region is None or self._region.gpu is None or held.checksums
         if is_checked and list(map(xxh3_64_intdigest, pages)) != held.checksums:
-            raise CannotRead("a page was read that is not what it lent")
+            raise CannotRead("a page that was read differs from the page that it lent")
         return pages
 
     def give_back(self) -> None:
@@ -166,7 +166,7 @@ class Reads:
             except Exception as error:
                 raise CannotRead(f"its NIXL agent cannot be reached: {error}") from error
             if name in [each.name for each in self._met.values()]:
-                raise CannotRead("its NIXL agent has another's name")
+                raise CannotRead("its NIXL agent has the name of another agent")
             peer = self._met[metadata] = _Peer(name, 0.0)
         peer.used_at = time.monotonic()
         return peer.name

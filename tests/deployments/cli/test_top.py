@@ -395,7 +395,7 @@ def test_a_closed_port_a_bad_url_and_bad_keys_are_one_line(monkeypatch: pytest.M
         (["--url", "nowhere"], "not the URL of a server"),
         (["--key-env", "NO_SUCH_VARIABLE"], "not set or empty"),
         (["--key", "a b"], "visible ASCII"),
-        (["--key", "a", "--key-env", "B"], "exclude each other"),
+        (["--key", "a", "--key-env", "B"], "cannot be combined"),
     ):
         with pytest.raises(UserError, match=f"(?i){message}"):
             RUNNER.invoke(app, ["top", *arguments], catch_exceptions=False)

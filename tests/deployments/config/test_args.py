@@ -65,7 +65,7 @@ def test_the_shipped_yaml_has_the_settings_that_the_readme_promises() -> None:
         ({"engines": {"autoscaling": {"min": 2}}}, "autoscaling.max"),
         ({"engines": {"autoscaling": {"min": 3, "max": 2}}}, r"max \(2\) must be at least min \(3\)"),
         ({"engines": {"autoscaling": {"max": 2, "initial": 5}}}, "initial"),
-        ({"engines": {"count": 2, "autoscaling": {"max": 2}}}, "exclude each other"),
+        ({"engines": {"count": 2, "autoscaling": {"max": 2}}}, "cannot be combined"),
         ({"ingresses": {"autoscaling": {"max": 2}}}, "unknown setting 'autoscaling'"),
     ],
 )

@@ -14,11 +14,11 @@ from deployments.config.kv_events import KvEventSettings
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"endpoint": "5557"}, r"no address to listen on: give tcp://ADDRESS:PORT"),
-        ({"endpoint": "tcp://127.0.0.1"}, "no address to listen on"),
-        ({"endpoint": "tcp://127.0.0.1:0"}, "no address to listen on"),
-        ({"endpoint": "tcp://127.0.0.1:70000"}, "no address to listen on"),
-        ({"endpoint": "inproc://events"}, "no address to listen on"),
+        ({"endpoint": "5557"}, r"not an address to listen on: give tcp://ADDRESS:PORT"),
+        ({"endpoint": "tcp://127.0.0.1"}, "not an address to listen on"),
+        ({"endpoint": "tcp://127.0.0.1:0"}, "not an address to listen on"),
+        ({"endpoint": "tcp://127.0.0.1:70000"}, "not an address to listen on"),
+        ({"endpoint": "inproc://events"}, "not an address to listen on"),
         ({"endpoint": "ipc:///tmp/events"}, r"the same file for every replica: put \{replica\}"),
         ({"replay_endpoint": "udp://127.0.0.1:5558"}, "replay_endpoint"),
         ({"endpoint": "tcp://*:65530"}, "endpoint leaves 6 ports: choose a lower port"),

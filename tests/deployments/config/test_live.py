@@ -129,7 +129,7 @@ def test_the_hub_takes_over_only_the_log_level() -> None:
     check_live({"logging": {"level": "ERROR"}}, LIVE_IN_HUB)
     with pytest.raises(ValueError, match=r"limits\.max_choices"):
         check_live({"limits": {"max_choices": 3}}, LIVE_IN_HUB)
-    with pytest.raises(ValueError, match="It takes over none"):
+    with pytest.raises(ValueError, match="A running process can adopt none"):
         check_live({"logging": {"level": "ERROR"}}, ())
 
 

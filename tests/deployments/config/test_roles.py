@@ -80,12 +80,12 @@ def bound(args: AppArgs, *served: Any) -> list[Bound]:
         (
             ENGINE,
             {**ROLES, "autoscaling": {"max": 8}},
-            "roles and autoscaling exclude each other.*prefill: {min: 1",
+            "roles and autoscaling cannot be combined.*prefill: {min: 1",
         ),
         (
             ENGINE,
             {"roles": {"prefill": {"min": 0, "max": 2}, "decode": 1}},
-            r"prefill\.min is 0.*Set it to at least 1",
+            r"prefill\.min is 0.*Set min to at least 1",
         ),
         (
             ENGINE,

@@ -62,7 +62,7 @@ def test_every_key_is_compared_wherever_the_right_one_is(monkeypatch: pytest.Mon
         ({"tenants": [tenant("a", weight=float("nan"))]}, "weight"),
         ({"tenants": [tenant("a", tokens_per_minute=0)]}, "tokens_per_minute"),
         ({"tenants": [tenant("a", max_concurency=3)]}, "max_concurency"),
-        ({"tenants": [tenant("admin")]}, "taken by the service"),
+        ({"tenants": [tenant("admin")]}, "reserved for the service"),
         ({"tenants": [tenant("a:b")]}, "name"),
         ({"tenants": [tenant("")]}, "name"),
         ({"tenants": [tenant("a", "k")], "admin_key_hash": hash_key("k")}, "key of the tenant 'a' too"),

@@ -91,7 +91,7 @@ HTTP_2 = "This server speaks HTTP/1.1, and the connection began with HTTP/2"
         (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % 10**30, NOT_HTTP),
         (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n", NOT_HTTP),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", HTTP_2),
-        (b"GET http://[ HTTP/1.1\r\nhost: a\r\n\r\n", "'[' is no host"),
+        (b"GET http://[ HTTP/1.1\r\nhost: a\r\n\r\n", "'[' is not a host"),
     ],
 )
 def test_bytes_that_are_not_http_are_refused_with_an_error_object(sent: bytes, said_of_it: str) -> None:

@@ -77,7 +77,7 @@ def test_the_weights_stay_while_there_is_no_hub_and_with_a_new_one() -> None:
         await asyncio.sleep(60.0)
         assert [ingress.weights for ingress in ingresses] == [TENTH, TENTH]
         for call in (ingresses[0].rollouts.report(), ingresses[0].rollouts.control("chat", "abort")):
-            with pytest.raises(Unavailable, match="the metrics hub, which decides rollouts, does not answer"):
+            with pytest.raises(Unavailable, match="the metrics hub, which controls rollouts, does not answer"):
                 await call
         handle.hub = new_hub()
         late = OneIngress(handle)

@@ -68,7 +68,10 @@ def test_one_rank_needs_no_group() -> None:
 
 @pytest.mark.parametrize(
     ("engines", "said"),
-    [({"num_gpus": 4}, "num_gpus is 4.*leave it out"), ({"num_cpus": 0}, "set engines.num_cpus above 0")],
+    [
+        ({"num_gpus": 4}, "num_gpus is 4.*leave engines.num_gpus out"),
+        ({"num_cpus": 0}, "set engines.num_cpus above 0"),
+    ],
 )
 def test_reservations_that_make_no_sense_are_refused(engines: dict[str, Any], said: str) -> None:
     with pytest.raises((ValidationError, ValueError), match=said):

@@ -397,8 +397,8 @@ def edited(layer: Path, edit: Edit) -> Path:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda weights: weights["d2t"].add_(1000), "ids that are not different tokens of the 101 of the model"),
-        (lambda weights: weights["d2t"].sub_(torch.arange(len(weights["d2t"]))), "not different tokens"),
+        (lambda weights: weights["d2t"].add_(1000), "the id of another one of the model.s 101 tokens"),
+        (lambda weights: weights["d2t"].sub_(torch.arange(len(weights["d2t"]))), "the id of another one"),
         (lambda weights: weights["t2d"].logical_not_(), "d2t and t2d name different tokens"),
     ],
 )

@@ -112,7 +112,7 @@ def test_weights_without_the_layer_are_refused(model: Tiny, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["model.layers.3.eh_proj.weight", "model.layers.3.self_attn.o_proj.weight"])
 def test_weights_of_another_shape_are_refused(model: Tiny, tmp_path: Path, name: str) -> None:
     broken = changed(model("glm4_moe"), tmp_path / "broken", name, torch.zeros(96, 5))
-    with pytest.raises(ModelLoadError, match=rf"{name} has shape \(96, 5\), config.json makes it"):
+    with pytest.raises(ModelLoadError, match=rf"{name} has shape \(96, 5\), but .* by config.json"):
         Engine.from_config(config_of(broken))
 
 

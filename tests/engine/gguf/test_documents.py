@@ -80,7 +80,8 @@ def test_the_tasks_follow_from_the_pooling_type(
 
 
 @pytest.mark.parametrize(
-    ("pooling", "message"), [(1, "pooled as mean"), (4, "pooled as rank"), (9, "is 9; expected 0 to 4")]
+    ("pooling", "message"),
+    [(1, "pooling of embeddings is mean"), (4, "pooling of embeddings is rank"), (9, "is 9; expected 0 to 4")],
 )
 def test_a_kind_of_embeddings_that_is_not_known_is_refused(tmp_path: Path, pooling: int, message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):

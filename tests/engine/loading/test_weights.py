@@ -188,7 +188,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "wrong shape": (
         lambda m: rewrite(m, lambda t: t.update({"model.norm.weight": torch.ones(7)})),
-        r"model.norm.weight has shape \(7,\), config.json makes it \(96,\)",
+        r"model.norm.weight has shape \(7,\), but \(96,\) by config.json",
     ),
     "wrong type": (
         lambda m: rewrite(m, lambda t: t.update({"model.norm.weight": torch.ones(96, dtype=torch.int8)})),

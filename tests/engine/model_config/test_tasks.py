@@ -69,10 +69,18 @@ def test_the_task_is_read_from_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pooling", "more", "message"),
     [
-        ({"pooling_mode_mean_tokens": True}, (), r"pooled as \['mean_tokens'\], and only lasttoken"),
-        ({"pooling_mode": "cls"}, (), "pooled as cls, and only lasttoken"),
-        ({}, (), "pooled as its files do not say"),
-        ({**LAST_TOKEN, "pooling_mode_cls_token": True}, (), r"pooled as \['lasttoken', 'cls_token'\]"),
+        (
+            {"pooling_mode_mean_tokens": True},
+            (),
+            r"pooling of embeddings is \['mean_tokens'\], and only lasttoken",
+        ),
+        ({"pooling_mode": "cls"}, (), "pooling of embeddings is cls, and only lasttoken"),
+        ({}, (), "pooling of embeddings is not in its files"),
+        (
+            {**LAST_TOKEN, "pooling_mode_cls_token": True},
+            (),
+            r"pooling of embeddings is \['lasttoken', 'cls_token'\]",
+        ),
         (LAST_TOKEN, ("Dense",), "modules.json has Dense, and only Transformer, Pooling, Normalize are known"),
     ],
 )

@@ -33,7 +33,7 @@ def test_there_are_as_many_micro_batches_as_stages_by_default(
         ({"pipeline_parallel_size": 2, "micro_batches": 0}, r"micro_batches must be in \[1, 128\], got 0"),
         ({"pipeline_parallel_size": 2, "micro_batches": 129}, r"micro_batches must be in \[1, 128\], got 129"),
         ({"micro_batches": 2}, "one stage computes one step at a time"),
-        ({"pipeline_parallel_size": 2, "device": "cuda:1"}, "pipeline_parallel_size is 2: it must be"),
+        ({"pipeline_parallel_size": 2, "device": "cuda:1"}, "pipeline_parallel_size is 2: device must be"),
         (
             {"pipeline_parallel_size": 2, "speculation": Speculation("mtp")},
             "'mtp' and pipeline_parallel_size is 2, but the first stage.* set pipeline_parallel_size to 1",

@@ -126,10 +126,10 @@ def test_a_file_expires(office: Office) -> None:
         ({"content-type": "multipart/mixed; boundary=abc"}, b"", 415, "multipart/form-data"),
         (FORM, PURPOSE + part("file", b"eA==").replace(b"\r\n\r\n", b"\r\n" + BASE64 + b"\r\n\r\n")
          + END, 400, "content-transfer-encoding"),
-        ({**FORM, "content-encoding": "gzip"}, PURPOSE + END, 415, "packed"),
+        ({**FORM, "content-encoding": "gzip"}, PURPOSE + END, 415, "compressed"),
         ({**FORM, "origin": "https://evil.example"}, PURPOSE + END, 403, "cors_origins"),
         (FORM, b"", 400, "closing boundary"),
-        (FORM, b"nonsense", 400, "no valid multipart form"),
+        (FORM, b"nonsense", 400, "not a valid multipart form"),
         (FORM, PURPOSE + part("file", b"x", "a"), 400, "closing boundary"),
         (FORM, PURPOSE + END, 400, "has no file"),
         (FORM, part("file", b"x", "a") + END, 400, "purpose must be 'batch'"),

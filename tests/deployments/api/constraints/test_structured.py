@@ -149,9 +149,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"structural_tag": {"type": "structural_tag", "triggers": ["<f"], "structures": [
         {"begin": "<f>", "schema": {"items": {"$ref": "#"}, "minItems": 1, "type": "array"}, "end": "</f>"}]}}},
      "structured_outputs.structural_tag", "without end"),
-    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "exclude each other"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "cannot be combined"),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
-     "structured_outputs.regex", "exclude each other"),
+     "structured_outputs.regex", "cannot be combined"),
     ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "must be false"),
     ({"structured_outputs": {"regex": "a"}, "use_beam_search": True, "n": 2},
      "structured_outputs", "use_beam_search"),

@@ -127,12 +127,12 @@ def test_no_host_header_is_an_internal_error(host: bytes) -> None:
     [
         ({"allowed_hosts": ["http://api.example.com"]}, "without a scheme and a port"),
         ({"allowed_hosts": ["api.example.com:8000"]}, "without a scheme and a port"),
-        ({"allowed_hosts": [""]}, "is no host"),
-        ({"allowed_hosts": ["a.*.com"]}, "is no host"),
-        ({"cors_origins": ["app.example.com"]}, "is no origin"),
+        ({"allowed_hosts": [""]}, "is not a host"),
+        ({"allowed_hosts": ["a.*.com"]}, "is not a host"),
+        ({"cors_origins": ["app.example.com"]}, "is not an origin"),
         ({"cors_origins": ["https://app.example.com/"]}, "without a path or a slash"),
         ({"cors_origins": ["https://App.example.com"]}, "as browsers do"),
-        ({"cors_origins": ["null"]}, "is no origin"),
+        ({"cors_origins": ["null"]}, "is not an origin"),
     ],
 )
 def test_origins_that_no_browser_sends_are_refused_in_the_configuration(

@@ -157,8 +157,8 @@ def test_a_documents_end_is_cut_and_nothing_else(judge: Pooled) -> None:
     assert param == "truncate_prompt_tokens" and "must be above" in message and message.endswith("got 10.")
 
 
-BOTH = "The body must have one of these couples: text_1 and text_2, queries and documents, queries and items, " + (
-    "data_1 and data_2"
+BOTH = "The body must have one of these pairs of fields: text_1 and text_2, queries and documents, " + (
+    "queries and items, data_1 and data_2"
 )
 TEXTS = 'must be a text, or an array of texts or of objects {"text": "..."}.'
 
