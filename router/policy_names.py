@@ -75,7 +75,7 @@ def _own_policy(path: str) -> Policy:
     except Exception as error:  # a module can raise anything while it is imported
         raise ValueError(
             f"routing policy {path}: the module {module_name} cannot be imported "
-            f"({type(error).__name__}: {error}); it must lie on the Python path of every ingress"
+            f"({type(error).__name__}: {error}); it must be on the Python path of every ingress"
         ) from error
     cls = getattr(module, class_name, None)
     if not isinstance(cls, type):

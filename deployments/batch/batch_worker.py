@@ -95,7 +95,7 @@ class BatchWorker:
                 await self._take_more()
                 await self._sweep()
             except OSError as error:
-                logger.error("batches cannot be looked for: %s", error)
+                logger.error("batches cannot be listed: %s", error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._spool.settings.poll_s):
                     await self._news.wait()

@@ -231,7 +231,7 @@ class PartialOutput:
             try:
                 line = _line_decoder.decode(data)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise BatchFileError(f"{path} is no output of a batch ({error}); remove it") from None
+                raise BatchFileError(f"{path} is not the output of a batch ({error}); remove it") from None
             if line.custom_id is not None and self._batch.index(line.custom_id) is None:
                 raise BatchFileError(
                     f"{path} answers the custom_id {line.custom_id[:128]!r}, which {self._batch.path} does not "

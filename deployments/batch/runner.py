@@ -162,7 +162,9 @@ class BatchRunner:
                 await asyncio.sleep(min(2.0**num_failures, LONGEST_PAUSE_S))
             elif self._throttle.stuck_s >= self._settings.patience_s:
                 seconds = f"{self._settings.patience_s:g} seconds"
-                raise BatchStopped(f"the API has taken no request for {seconds}; the last attempt: {_said(reply)}")
+                raise BatchStopped(
+                    f"the API has accepted no request for {seconds}; the last attempt: {_said(reply)}"
+                )
 
     async def _attempt(self, call: BatchCall[K]) -> Reply | NoReply | None:
         await self._throttle.enter()

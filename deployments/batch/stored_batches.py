@@ -207,8 +207,8 @@ class StoredBatches:
         while len(found) >= most:
             if not ended:
                 raise SpoolFull(
-                    f"{len(found)} batches have not ended, as many as are taken (files.max_batches); wait for "
-                    "one, or cancel one."
+                    f"{len(found)} batches have not ended, the limit (files.max_batches); wait for one, or "
+                    "cancel one."
                 )
             oldest = ended.pop()
             self._forget(oldest.id)

@@ -88,7 +88,7 @@ class StoredFiles:
         """Raise SpoolFull if the limit of files is reached, including those that are arriving."""
         most = self._folder.settings.max_files
         if len(entries(self._folder.files)) + len(entries(self._folder.uploads)) > most:
-            raise SpoolFull(f"There are {most} files, as many as are kept (files.max_files); delete some.")
+            raise SpoolFull(f"There are {most} files, the limit (files.max_files); delete some.")
 
     def begin(self, num_bytes: int = 1) -> Upload:
         """Begin to receive a file of about so many bytes. Raises SpoolFull if there is no room for them."""

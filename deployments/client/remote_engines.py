@@ -390,7 +390,8 @@ class RemoteEngines:
             self.placer.extend(name, hashes)
         elif block_tokens:
             logger.error(
-                "%s hashes prefixes in blocks of %d tokens, this ingress of %d: its cache stays unknown",
+                "%s hashes prefixes in blocks of %d tokens, but this ingress in blocks of %d: "
+                "the replica's cache stays unknown",
                 name,
                 block_tokens,
                 self.placer.settings.block_tokens,

@@ -56,5 +56,5 @@ class MetricsPusher(Background):
         try:
             self._mirror(snapshot)
         except Exception:  # it must not affect the hub's page
-            logger.exception("Ray refused this process's metrics; it is sent none from now on")
+            logger.exception("Ray refused this process's metrics; no more are sent to it")
             self._mirror = None

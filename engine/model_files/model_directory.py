@@ -123,7 +123,7 @@ def _gguf_in(directory: Path) -> Path | None:
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:8])
         raise ModelLoadError(
-            f"{directory} holds {len(found)} models in GGUF, and one was expected: {names}; name the file of one, "
+            f"{directory} holds {len(found)} models in GGUF, but one was expected: {names}; name the file of one, "
             f"such as {found[0]}"
         )
     return found[0]

@@ -1,4 +1,4 @@
-"""Docstrings, comments and pages are plain English: words that have to be read twice are replaced."""
+"""Docstrings, comments, errors and pages are plain English: words that have to be read twice are replaced."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ALLOWED = {
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_docstrings_and_comments_are_plain_english(package: str) -> None:
+def test_docstrings_errors_and_comments_are_plain_english(package: str) -> None:
     root = ROOT / package
     assert root.exists()
     found = [
@@ -79,10 +79,10 @@ def test_words_are_found(text: str, found: list[str]) -> None:
     assert list(faults(text)) == found
 
 
-def test_docstrings_and_comments_are_read(tmp_path: Path) -> None:
+def test_docstrings_errors_and_comments_are_read(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
-    module.write_text('"""One."""\nx = "beside"  # Two.\n"""Three\nfour."""\n')
-    assert list(texts_of_module(module)) == [(1, "One."), (3, "Three four."), (2, "Two.")]
+    module.write_text('"""One."""\nx = "beside"  # Two.\n"""Three\nfour."""\nraise ValueError(f"five {x}")\n')
+    assert list(texts_of_module(module)) == [(1, "One."), (3, "Three four."), (5, "five"), (2, "Two.")]
 
 
 def test_the_prose_of_a_page_is_read_without_its_code_and_targets() -> None:

@@ -256,7 +256,7 @@ def test_a_partial_file_of_another_input_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a poem\n", "is no output of a batch"),
+        ("a poem\n", "is not the output of a batch"),
         ('{"id": "x", "custom_id": "other", "response": null, "error": null}\n', "'other', which"),
     ],
 )

@@ -143,7 +143,7 @@ def test_a_server_that_restarts_is_waited_for(away: Reply | NoReply) -> None:
 def test_a_server_that_stays_away_ends_the_batch_after_the_patience() -> None:
     api = Api()
     api.answer = lambda name: NoReply("cannot connect", was_sent=False)
-    with pytest.raises(BatchStopped, match=r"has taken no request for 100 seconds.*cannot connect"):
+    with pytest.raises(BatchStopped, match=r"has accepted no request for 100 seconds.*cannot connect"):
         run(answers(api.post, calls(100), max_in_flight=4, patience_s=100))
     # Four were in flight; then one at a time, after pauses of 1, 2, 4, ... and at most 60 seconds.
     assert sum(api.sent.values()) == 4 + 7

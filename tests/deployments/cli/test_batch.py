@@ -147,7 +147,7 @@ def test_a_server_that_is_not_there_is_one_line_on_stderr(tmp_path: Path) -> Non
 def test_a_server_that_refuses_for_too_long_ends_the_batch(fake_server: FakeServer, tmp_path: Path) -> None:
     place = Workplace(tmp_path, fake_server.url, "good", "refuse this")
     code, said = place.run("--patience", "1")
-    assert code == 1 and "the API has taken no request for 1 seconds" in said and "HTTP 429" in said
+    assert code == 1 and "the API has accepted no request for 1 seconds" in said and "HTTP 429" in said
     assert f"1 of 2 lines are answered and kept in {place.partial}; the same command continues" in said
 
 

@@ -40,7 +40,9 @@ _NOT_A_SUBJECT = re.compile(r"(?:What|Who)\b")
 
 
 def texts_of_module(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the docstrings and comments of a Python file, each in one line, with the number of its first line."""
+    """Yield a Python file's docstrings, texts of errors, and comments, each in one line, with the number of its
+    first line.
+    """
     source = path.read_text(encoding="utf-8")
     for node in ast.walk(ast.parse(source)):
         if (
@@ -49,6 +51,10 @@ def texts_of_module(path: Path) -> Iterator[tuple[int, str]]:
             and isinstance(node.value.value, str)
         ):
             yield node.lineno, " ".join(node.value.value.split())
+        elif isinstance(node, ast.Raise):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.lineno, " ".join(part.value.split())
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string.lstrip("#: ")
