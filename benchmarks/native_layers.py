@@ -76,8 +76,8 @@ def delta_net_step(dtype: torch.dtype, rows: int) -> Arms:
     by_kernels, by_torch, state = _delta_nets(dtype, rows)
     inputs, slots = _inputs(rows, dtype), torch.arange(rows)
     return {
-        "native": lambda: by_kernels.step(inputs, state, slots, slots),
-        "torch": lambda: by_torch.step(inputs, state, slots, slots),
+        "native": lambda: by_kernels.step(*inputs, state, slots, slots),
+        "torch": lambda: by_torch.step(*inputs, state, slots, slots),
     }
 
 
@@ -88,8 +88,8 @@ def delta_net_prompt(dtype: torch.dtype, rows: int, num_tokens: int) -> Arms:
     prompts = [StateRow(first, first, num_tokens, rows, slot, 0, False, ()) for slot, first in firsts]
     inputs, batch = _inputs(rows * num_tokens, dtype), StateBatch.of(prompts, rows * num_tokens)
     return {
-        "native": lambda: by_kernels.run(inputs, state, batch),
-        "torch": lambda: by_torch.run(inputs, state, batch),
+        "native": lambda: by_kernels.run(*inputs, state, batch),
+        "torch": lambda: by_torch.run(*inputs, state, batch),
     }
 
 
@@ -106,11 +106,11 @@ def _delta_nets(dtype: torch.dtype, slots: int) -> tuple[NativeDeltaHeads, Torch
     return by_kernels, by_torch, LayerState(inputs, matrices, torch.empty(0))
 
 
-def _inputs(num_tokens: int, dtype: torch.dtype) -> DeltaInputs:
+def _inputs(num_tokens: int, dtype: torch.dtype) -> tuple[DeltaInputs, torch.Tensor]:
     projected = torch.randn(num_tokens, DELTA_NET.channels + DELTA_NET.values).to(dtype)
     mixed, z = projected.tensor_split((DELTA_NET.channels,), dim=1)
     strength, decay = torch.randn(2, num_tokens, DELTA_NET.num_value_heads)
-    return DeltaInputs(mixed, -F.softplus(decay), strength.sigmoid(), z)
+    return DeltaInputs(mixed, -F.softplus(decay), strength.sigmoid()), z
 
 
 def _through_layers(call: Callable[[int], object], num_layers: int) -> Callable[[], object]:

@@ -55,19 +55,19 @@ class Recurrent:
         z = self._random(length, shape.values)
         decay, strength = (self._random(length, shape.num_value_heads).float().sigmoid() for _ in range(2))
         mixed = self._random(length, shape.channels)
-        inputs = DeltaInputs(mixed, -decay, strength, z)
+        inputs = DeltaInputs(mixed, -decay, strength)
         batch = to_device(StateBatch.of([StateRow(0, 0, length, 1, 0, 0, False, ())], length), self._device)
         assert batch.pieces is not None
         state = self._state(2)  # The first slot is only written.
         wide = DeltaInputs(*(part.float() for part in inputs))
         float32 = TorchDeltaHeads(shape, conv.float(), norm.float(), _EPS)
         copy = LayerState(state.inputs.float(), state.matrices.clone(), state.drafts)
-        expected = float32.run(wide, copy, batch)
+        expected = float32.run(wide, z.float(), copy, batch)
         convolved, _ = convolve(mixed, conv, state.inputs, batch.pieces)
         advance = partial(advance_rows, state.matrices, convolved, -decay, strength, batch.pieces)
         ways: list[tuple[str, str, Callable[[], torch.Tensor]]] = [
-            ("triton", "", lambda: heads.run(inputs, state, batch)),
-            ("torch", "", lambda: by_torch.run(inputs, state, batch)),
+            ("triton", "", lambda: heads.run(inputs, z, state, batch)),
+            ("torch", "", lambda: by_torch.run(inputs, z, state, batch)),
             ("triton", ", recurrence alone", advance),
         ]
         note = ""

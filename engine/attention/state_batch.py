@@ -1,6 +1,6 @@
 """The use of recurrent states' slots by the rows of a step's batch.
 
-a decode            [ x ]              its state advances by one token: all such rows together
+a decode            [ x ]              its state advances by one token
 a prompt            [ a b c | d e ]    its state is also kept at borders, for prompts that begin alike
 with draft tokens   [ b c | x d d ]    drafts of the previous step, b and c, are applied; those of this one are not
 
@@ -112,7 +112,8 @@ class StateBatch:
     """The use of states in one step."""
 
     plain: torch.Tensor
-    """int64 [D]: the tokens of rows that advance by one token, by their index in the step."""
+    """int64 [D]: the tokens of rows that advance by one token, by their index in the step. A step with any has no
+    replayed tokens."""
     sources: torch.Tensor
     """int64 [D]: slots with the states before them."""
     targets: torch.Tensor
@@ -123,7 +124,7 @@ class StateBatch:
     """int64 [rows, 6]: of each, first, num_tokens, source, target, num_replayed and whether it has drafts. None if
     there are none."""
     pieces: StatePieces | None = None
-    """All tokens of these rows; None if there are none."""
+    """All tokens of these rows, and then those of `plain`; None if these are all."""
     replays: Replays | None = None
     drafts: Drafts | None = None
 
@@ -177,7 +178,12 @@ class StateBatch:
             targets,
             rows,
             torch.from_numpy(np.array(numbers, dtype=np.int64)),
-            StatePieces.of(row.advance for row in rows),
+            StatePieces.of(
+                [
+                    *(row.advance for row in rows),
+                    *(Advance(token, 1, source, [(1, target)]) for token, source, target in plain),
+                ]
+            ),
             Replays.of(rows, num_tokens),
             Drafts.of(rows),
         )

@@ -13,14 +13,7 @@ def why_not_model(model: ModelConfig) -> str | None:
 
 
 def why_no_drafts(model: ModelConfig) -> str | None:
-    """Return why no graph can replay steps with draft tokens; None if one can."""
+    """Return why no graph can replay steps with draft tokens or prompts; None if one can."""
     if len(model.kinds_of_heads) > 1:
         return "its layers differ in their heads"
     return why_not_model(model)
-
-
-def why_no_prompts(model: ModelConfig) -> str | None:
-    """Return why no graph can replay steps with prompts; None if one can."""
-    if model.delta_net is not None:
-        return "its gated delta nets compute prompts in pieces of any number"
-    return why_no_drafts(model)

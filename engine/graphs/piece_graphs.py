@@ -1,11 +1,11 @@
 """Steps of any rows as pieces of CUDA graphs: the work between the attention of two layers is recorded.
 
-    [ graph ]  attention  [ graph ]  attention  [ graph ]       a step of 37 tokens replays the graphs of 48
-     padded     37 tokens   padded
+    [ graph ]  attention  [ graph ]  states  [ graph ]       a step of 37 tokens replays the graphs of 48
+     padded     37 tokens   padded  37 tokens  padded
 
 Attention differs from step to step in more than numbers: prompts are cut differently, and the number of rows
 varies. So it is launched as without graphs, on the step's own tokens, while the rest depends only on the number of
-tokens.
+tokens. The same goes for the states of recurrent layers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Callable
 import torch
 
 from engine.attention.base import AttentionStep
-from engine.attention.batch import AttentionBatch
-from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.attention.cut_step import Compute, CutStep
 from engine.attention.layer_groups import GroupedStep, steps_of
 from engine.graphs.step_graphs import CutCapture, StepGraphs, next_size
 from engine.graphs.step_inputs import StepInputs
@@ -35,25 +34,21 @@ class PieceGraphs:
         self,
         layers: Layers,
         max_tokens: int,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int,
+        latent: int | None,
         empty_slot: int,
         hidden: torch.Tensor,
         capture: CutCapture,
         num_groups: int = 1,
         above: int = 0,
     ) -> None:
-        """num_heads, head_dim, value_dim: of attention's queries, and the numbers of each one's result; hidden:
-        [max_tokens, H] at least, for results; num_groups: see `StepInputs`; above: tokens up to which other graphs
-        run all steps.
+        """latent: as of `CutStep`; hidden: [max_tokens, H] at least, for results; num_groups: see `StepInputs`;
+        above: tokens up to which other graphs run all steps.
         """
         self._layers, self._hidden, self._cut = layers, hidden, capture.cut
-        self._sizes = piece_sizes(max_tokens, above)
-        self._num_groups = num_groups
+        self._sizes, self._max_tokens = piece_sizes(max_tokens, above), max_tokens
+        self._num_groups, self._latent = num_groups, latent
         self._inputs = StepInputs(max_tokens, empty_slot, hidden.device, num_groups=num_groups)
-        self._query = hidden.new_zeros(max_tokens, num_heads, head_dim)
-        self._attended = hidden.new_zeros(max_tokens, num_heads * value_dim)
+        self._memory: dict[tuple[object, ...], torch.Tensor] = {}
         self._step: AttentionStep | None = None
         self.graphs = StepGraphs(self._sizes, self._compute, capture)
         """Each consists of one more CUDA graph than there are layers."""
@@ -76,56 +71,47 @@ class PieceGraphs:
 
     @torch.inference_mode()
     def _compute(self, size: int) -> None:
-        batch, groups = self._inputs.batch(size), range(self._num_groups)
-        steps = [_CutStep(self, batch.of_group(group), group) for group in groups]
-        step = steps[0] if self._num_groups == 1 else GroupedStep(steps)
-        self._hidden[:size] = self._layers(self._inputs.token_ids(size), step)
+        self._hidden[:size] = self._layers(self._inputs.token_ids(size), self._cut_step(size))
 
-    def attend_outside(
-        self,
-        pages: torch.Tensor,
-        query: torch.Tensor,
-        window: int | None,
-        scales: KVScales,
-        sinks: torch.Tensor | None,
-        group: int,
+    def _cut_step(self, size: int) -> AttentionStep:
+        batch = self._inputs.batch(size)
+        if self._num_groups == 1:
+            return CutStep(batch, self._outside, lambda step: step, self._latent)
+
+        def of_group(group: int) -> CutStep:
+            return CutStep(batch.of_group(group), self._outside, lambda step: steps_of(step)[group], self._latent)
+
+        return GroupedStep([of_group(group) for group in range(self._num_groups)])
+
+    def _outside(
+        self, compute: Compute, shape: tuple[int, ...], dtype: torch.dtype, *inputs: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the current step's attention between two pieces (`AttentionStep.attend`), for a layer of this
-        group.
-
-        Queries and results of all layers share their memory, so that layers need none of their own.
+        """Implement `Outside`. Inputs and results of all layers share their memory, so that layers need none of
+        their own.
         """
-        size = len(query)
-        self._query[:size] = query
-        self._cut(lambda: self._attend(pages, window, scales, sinks, group))
-        return self._attended[:size]
+        size = len(inputs[0])
+        kept = [self._memory_for(at, part.shape[1:], part.dtype)[:size] for at, part in enumerate(inputs)]
+        for memory, part in zip(kept, inputs, strict=True):
+            memory.copy_(part)
+        result = self._memory_for(None, shape, dtype)[:size]
 
-    def _attend(
-        self, pages: torch.Tensor, window: int | None, scales: KVScales, sinks: torch.Tensor | None, group: int
-    ) -> None:
-        if self._step is None:  # Only the kernels between attentions run, to record them.
-            return
-        step = steps_of(self._step)[group]
-        count = len(step.batch.positions)
-        self._attended[:count] = step.attend(pages, self._query[:count], window, scales, sinks)
+        def run() -> None:
+            if self._step is None:  # Only the recorded kernels run, to record them.
+                return
+            count = len(self._step.batch.positions)
+            result[:count] = compute(self._step, *(part[:count] for part in kept))
 
+        self._cut(run)
+        return result
 
-class _CutStep:
-    """Implements `AttentionStep` for layers that are recorded: a piece ends at attention."""
-
-    def __init__(self, graphs: PieceGraphs, batch: AttentionBatch, group: int) -> None:
-        self._graphs, self.batch, self._group = graphs, batch, group
-
-    def attend(
-        self,
-        pages: torch.Tensor,
-        query: torch.Tensor,
-        window: int | None,
-        scales: KVScales = UNSCALED,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Implement `AttentionStep.attend`."""
-        return self._graphs.attend_outside(pages, query, window, scales, sinks, self._group)
+    def _memory_for(self, input_number: int | None, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return [max_tokens, *shape] for one of the inputs, or for a result. Steps run before they are recorded,
+        so graphs find it allocated.
+        """
+        key = input_number, shape, dtype
+        if key not in self._memory:
+            self._memory[key] = torch.zeros((self._max_tokens, *shape), dtype=dtype, device=self._hidden.device)
+        return self._memory[key]
 
 
 def piece_sizes(max_tokens: int, above: int = 0) -> list[int]:

@@ -12,7 +12,7 @@ from engine.attention.base import AttentionBackend
 from engine.attention.expanded import MOST_ABSORBED
 from engine.graphs.chain_graphs import ChainSize, chain_sizes
 from engine.graphs.draft_graphs import draft_sizes
-from engine.graphs.models import why_no_drafts, why_no_prompts, why_not_model
+from engine.graphs.models import why_no_drafts, why_not_model
 from engine.graphs.piece_graphs import piece_sizes
 from engine.graphs.row_assignment import TABLE
 from engine.graphs.spread_graphs import LONGEST, spread_sizes
@@ -101,12 +101,12 @@ def draft_chains(config: EngineConfig, attention: AttentionBackend) -> list[Chai
 def piece_tokens(config: EngineConfig, model: ModelConfig, *, is_draft_model: bool = False) -> int:
     """Return the most tokens of a step with prompts that is replayed, as a whole or in pieces; 0 in stages of
     a pipeline, if ranks divide KV (`engine/parallel/context_attention.py`), for which prompts need the host, and
-    in models that `why_no_prompts` names. With latent KV, at most as many as are absorbed
+    in models that `why_no_drafts` names. With latent KV, at most as many as are absorbed
     (`engine/attention/expanded.py`).
     """
     if max(config.context_parallel_size, config.pipeline_parallel_size) > 1 and not is_draft_model:
         return 0
-    if why_no_prompts(model) is not None:
+    if why_no_drafts(model) is not None:
         return 0
     chosen = _tokens_while_launching(model) if config.graph_tokens is None else config.graph_tokens
     if model.attention.latent is not None:
@@ -150,11 +150,12 @@ def graph_bytes(
     widths = draft_widths(config, is_draft_model=is_draft_model) if has_drafts else ()
     drafts = draft_sizes(widths, config.max_running)
     most = 0 if only_chains else piece_tokens(config, model, is_draft_model=is_draft_model)
-    spreads = spread_sizes(most) if spreads_prompts else []
+    spreads = spread_sizes(most) if spreads_prompts and model.delta_net is None else []
     pieces = piece_sizes(most, above=LONGEST if spreads else 0)
     num_graphs = len(drafts) + len(spreads) + len(pieces) + (0 if is_draft_model or only_chains else len(decodes))
     num_graphs += sum(size.calls for size in chains)  # Each call has as many kernels as another graph.
-    num_tokens = max([rows[-1], *spreads, *pieces, *(size.num_tokens for size in drafts)])
+    num_whole = max([rows[-1], *spreads, *(size.num_tokens for size in drafts)])
+    num_tokens = max([num_whole, *pieces])
 
     kinds = [kind for kind, _ in model.kinds_of_heads.values()]
     heads = max(2 * (kind.num_heads + kind.num_kv_heads) * kind.head_dim for kind in kinds)
@@ -165,8 +166,10 @@ def graph_bytes(
         num_nodes += len(model.experts.layers) * _NODES_OF_EXPERTS
     if model.inputs is not None:
         layer += model.num_layers * model.inputs.size
-    if model.delta_net is not None:
-        layer += 4 * (model.delta_net.kernel * model.delta_net.channels + model.delta_net.values)
+    states = 0
+    if (net := model.delta_net) is not None:
+        states = 4 * num_whole * (net.kernel * net.channels + net.values)
+        states = max([states, *(size * (2 * net.channels + 14 * net.values) for size in pieces)])
         num_nodes += model.num_recurrent_layers * _NODES_OF_DELTA_NETS
     logits = model.vocab_size * (element_bytes + 4 + 3)  # masks take bytes, not bits, while they are applied
     num_parts = _PARTS_OF_ROW * rows[-1] + _PARTS_OF_GPU
@@ -175,7 +178,7 @@ def graph_bytes(
     host = num_graphs * num_nodes * _NODE_BYTES + len(pieces) * (model.num_layers + 1) * _PIECE_BYTES
     num_tables = rows[-1] + sum(max([0, *(size.rows for size in kind)]) for kind in (drafts, chains))
     inputs = rows[-1] * logits + (num_tables + max([0, *spreads])) * tables
-    return num_tokens * layer * element_bytes + inputs + parts + host + _BYTES_BESIDE
+    return (num_tokens * layer + states) * element_bytes + inputs + parts + host + _BYTES_BESIDE
 
 
 def capture_all(kinds: Sequence[Graphs], device: torch.device, reserved: int) -> None:

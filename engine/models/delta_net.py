@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.attention.base import AttentionStep
+from engine.attention.cut_step import CutStep
 from engine.attention.state_batch import StateBatch
 from engine.attention.state_slots import LayerState
 from engine.layers.operations import Operations
@@ -56,21 +57,30 @@ class GatedDeltaNet(nn.Module):
         self, x: torch.Tensor, operations: Operations, step: AttentionStep, state: LayerState
     ) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape; reads and writes the step's states."""
-        batch = step.batch.states
-        assert batch is not None, "a step of a recurrent model has states"
         mixed, z = self.in_proj(x).tensor_split((self.shape.channels,), dim=1)
         gates = F.linear(x, self.gates_proj)
-        inputs = DeltaInputs(mixed, *self._strengths(gates), z)
-        if batch.pieces is None:
-            return self._output(self.heads.step(inputs, state, batch.sources, batch.targets))
-        gated = self.heads.run(self._with_replays(inputs, gates, state, batch), state, batch)
-        if len(batch.plain):
-            gated[batch.plain] = self.heads.step(inputs.at(batch.plain), state, batch.sources, batch.targets)
-        return self._output(gated)
+        inputs = DeltaInputs(mixed, *self._strengths(gates))
+        if isinstance(step, CutStep):
+            gated = self._gated_outside(inputs, gates, z, step, state)
+        else:
+            batch = _states_of(step)
+            gated = self.heads.run(self._with_replays(inputs, gates, state, batch), z, state, batch)
+        output: torch.Tensor = self.o_proj(gated)
+        return output
 
-    def _output(self, gated: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.o_proj(gated)
-        return result
+    def _gated_outside(
+        self, inputs: DeltaInputs, gates: torch.Tensor, z: torch.Tensor, step: CutStep, state: LayerState
+    ) -> torch.Tensor:
+        """Return what `run` of its heads does, with states advanced between two pieces."""
+        heads = self.heads
+        assert isinstance(heads, TorchDeltaHeads), "graphs are for GPUs"
+
+        def advance(step: AttentionStep, gates: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+            batch = _states_of(step)
+            return heads.advance(self._with_replays(DeltaInputs(*inputs), gates, state, batch), state, batch)
+
+        shape = self.shape.num_value_heads, self.shape.value_dim
+        return heads.gated(step.outside(advance, shape, torch.float32, gates, *inputs), z)
 
     @cached_property
     def heads(self) -> NativeDeltaHeads | TorchDeltaHeads:
@@ -89,7 +99,7 @@ class GatedDeltaNet(nn.Module):
         if replays is not None:
             replayed = state.drafts[replays.slots, replays.positions].tensor_split((self.shape.channels,), dim=1)
             mixed, both = map(replays.joined, replayed, (inputs.mixed, gates))
-            together = DeltaInputs(mixed, *self._strengths(both), inputs.z)
+            together = DeltaInputs(mixed, *self._strengths(both))
         if drafts is not None:  # They may go to the slots of replayed tokens, which have been read.
             own = torch.cat((inputs.mixed[drafts.tokens], gates[drafts.tokens]), 1)
             state.drafts[drafts.slots, drafts.positions] = own.to(state.drafts.dtype)
@@ -102,6 +112,12 @@ class GatedDeltaNet(nn.Module):
         strength, decay = gates.chunk(2, 1)
         decay = -self.log_decay.float().exp() * F.softplus(decay.float() + self.decay_bias)
         return decay, strength.sigmoid().float()
+
+
+def _states_of(step: AttentionStep) -> StateBatch:
+    states = step.batch.states
+    assert states is not None, "a step of a recurrent model has states"
+    return states
 
 
 def kind_of_heads(shape: DeltaNetConfig, conv: torch.Tensor) -> type[NativeDeltaHeads | TorchDeltaHeads]:

@@ -38,10 +38,8 @@ class DeltaInputs(NamedTuple):
     """float32 [T, num_value_heads]: logarithms of the factors by which states decay."""
     strength: torch.Tensor
     """float32 [T, num_value_heads]: strengths of the updates."""
-    z: torch.Tensor
-    """[N, num_value_heads * value_dim]: gates of the output, which replayed tokens do not have."""
 
-    def at(self, tokens: slice | torch.Tensor) -> DeltaInputs:
+    def at(self, tokens: torch.Tensor) -> DeltaInputs:
         """Return the inputs of some tokens."""
         return DeltaInputs(*(part[tokens] for part in self))
 
@@ -78,13 +76,18 @@ class NativeDeltaHeads:
         self._workspace = native.Workspace()
 
     def step(
-        self, inputs: DeltaInputs, state: LayerState, sources: torch.Tensor, targets: torch.Tensor
+        self,
+        inputs: DeltaInputs,
+        z: torch.Tensor,
+        state: LayerState,
+        sources: torch.Tensor,
+        targets: torch.Tensor,
     ) -> torch.Tensor:
         """Advance the states of D rows by one token each; return [D, num_value_heads * value_dim].
 
-        sources, targets: int64 [D]; no row's target is another's source
+        z: of that shape, gates of the output; sources, targets: int64 [D]; no row's target is another's source
         """
-        mixed, decay, strength, z = _readable(inputs)
+        mixed, decay, strength, z = _readable(inputs, z)
         sources, targets = sources.contiguous(), targets.contiguous()
         out = torch.empty(z.shape, dtype=z.dtype)
         parts = mixed, decay, strength, z, out, sources, targets
@@ -97,11 +100,15 @@ class NativeDeltaHeads:
         )
         return out
 
-    def run(self, inputs: DeltaInputs, state: LayerState, batch: StateBatch) -> torch.Tensor:
-        """Advance each row's state by all its tokens; return [N, num_value_heads * value_dim], without meaning for
-        tokens of other rows. No row keeps a state in a slot with which another begins.
+    def run(self, inputs: DeltaInputs, z: torch.Tensor, state: LayerState, batch: StateBatch) -> torch.Tensor:
+        """Advance each row's state by all its tokens; return [N, num_value_heads * value_dim].
+
+        No row keeps a state in a slot with which another begins. z: of that shape, gates of the output, which
+        replayed tokens do not have
         """
-        mixed, decay, strength, z = _readable(inputs)
+        if batch.pieces is None:
+            return self.step(inputs, z, state, batch.sources, batch.targets)
+        mixed, decay, strength, z = _readable(inputs, z)
         out = torch.empty(z.shape, dtype=z.dtype)
         rows = (native.NativeDeltaRow * len(batch.rows))(
             *(_row(row, (mixed, decay, strength), (z, out)) for row in batch.rows)
@@ -109,6 +116,8 @@ class NativeDeltaHeads:
         threads, states = torch.get_num_threads(), _states(state)
         memory = self._workspace.address(self._kernels.delta_rows_bytes(ctypes.byref(self._net), threads))
         self._kernels.delta_rows(ctypes.byref(self._net), ctypes.byref(states), rows, len(rows), memory, threads)
+        if len(plain := batch.plain):
+            out[plain] = self.step(inputs.at(plain), z[plain], state, batch.sources, batch.targets)
         return out
 
 
@@ -132,11 +141,10 @@ def _address(part: torch.Tensor, token: int) -> int:
     return part.data_ptr() + token * part.stride(0) * part.itemsize
 
 
-def _readable(inputs: DeltaInputs) -> DeltaInputs:
+def _readable(inputs: DeltaInputs, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the same with the strides that the kernels expect."""
-    mixed, decay, strength, z = inputs
-    mixed, z = (part if part.stride(1) == 1 else part.contiguous() for part in (mixed, z))
-    return DeltaInputs(mixed, decay.contiguous(), strength.contiguous(), z)
+    mixed, z = (part if part.stride(1) == 1 else part.contiguous() for part in (inputs.mixed, z))
+    return mixed, inputs.decay.contiguous(), inputs.strength.contiguous(), z
 
 
 def _places(kept: Sequence[tuple[int, int]]) -> ctypes.Array[native.NativeDeltaKept]:

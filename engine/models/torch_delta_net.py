@@ -26,35 +26,55 @@ class TorchDeltaHeads:
         self._shape, self._conv, self._norm, self._eps = shape, conv, norm, eps
 
     def step(
+        self,
+        inputs: DeltaInputs,
+        z: torch.Tensor,
+        state: LayerState,
+        sources: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> torch.Tensor:
+        """Implement `NativeDeltaHeads.step`."""
+        return self.gated(self._advance_plain(inputs, state, sources, targets), z)
+
+    def run(self, inputs: DeltaInputs, z: torch.Tensor, state: LayerState, batch: StateBatch) -> torch.Tensor:
+        """Implement `NativeDeltaHeads.run`."""
+        return self.gated(self.advance(inputs, state, batch), z)
+
+    def advance(self, inputs: DeltaInputs, state: LayerState, batch: StateBatch) -> torch.Tensor:
+        """Advance each row's state by all its tokens; return the results of the queries of its own ones, float32
+        [N, num_value_heads, value_dim].
+        """
+        if batch.pieces is None:
+            return self._advance_plain(inputs, state, batch.sources, batch.targets)
+        found = self._advance_rows(inputs, state, batch)
+        return found if batch.replays is None else found.index_select(0, batch.replays.others)
+
+    def _advance_plain(
         self, inputs: DeltaInputs, state: LayerState, sources: torch.Tensor, targets: torch.Tensor
     ) -> torch.Tensor:
-        """Advance the states of D rows by one token each; return [D, num_value_heads * value_dim].
-
-        sources, targets: int64 [D]
-        """
+        """Advance the states of D rows by one token each; return float32 [D, num_value_heads, value_dim]."""
         seen = torch.cat((state.inputs.index_select(0, sources), inputs.mixed[:, None]), 1)
         state.inputs.index_copy_(0, targets, seen[:, 1:])
         query, key, value = self._split(F.silu((seen * self._conv.t()).sum(1)))
-        found = self._advance_slots(
+        return self._advance_slots(
             state.matrices, sources, targets, query, key, value, inputs.decay, inputs.strength
         )
-        return self._gated(found, inputs.z)
 
     def _advance_slots(self, slots: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
         """Implement `advance_slots`."""
         return advance_slots(slots, *inputs)
 
-    def run(self, inputs: DeltaInputs, state: LayerState, batch: StateBatch) -> torch.Tensor:
-        """Implement `NativeDeltaHeads.run`."""
-        pieces = batch.pieces
+    def _advance_rows(self, inputs: DeltaInputs, state: LayerState, batch: StateBatch) -> torch.Tensor:
+        """Implement `advance` where some row is not plain; return the results of replayed tokens too."""
+        pieces, plain = batch.pieces, batch.plain
         assert pieces is not None, "there is a row"
         shape = len(inputs.mixed), self._shape.num_value_heads, self._shape.value_dim
         found = torch.zeros(shape, device=inputs.mixed.device)
-        for begin, source, first, last in pieces.rows.tolist():
+        for begin, source, first, last in pieces.rows[: len(pieces.rows) - len(plain)].tolist():
             self._run_one(inputs, state, begin, source, pieces.pieces[first:last].tolist(), found)
-        if batch.replays is not None:
-            found = found.index_select(0, batch.replays.others)
-        return self._gated(found, inputs.z)
+        if len(plain):
+            found[plain] = self._advance_plain(inputs.at(plain), state, batch.sources, batch.targets)
+        return found
 
     def _run_one(
         self,
@@ -69,7 +89,7 @@ class TorchDeltaHeads:
         own = slice(begin, begin + sum(length for _, length, _, _ in pieces))
         if own.stop == begin:  # an empty row of a graph
             return
-        mixed, decay, strength = (part[own] for part in inputs[:3])
+        mixed, decay, strength = (part[own] for part in inputs)
         seen = torch.cat((state.inputs[source], mixed))
         # Depthwise: each channel by itself, over time.
         convolved = F.conv1d(seen.t()[None], self._conv[:, None], groups=self._shape.channels)[0].t()
@@ -86,7 +106,7 @@ class TorchDeltaHeads:
                 state.matrices[slot] = matrices
                 state.inputs[slot] = seen[part.stop : part.stop + self._shape.kernel - 1]
 
-    def _gated(self, found: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    def gated(self, found: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """Norm and gate the queries' results, float32 [T, num_value_heads, value_dim]; return the shape of z."""
         normed = F.rms_norm(found, (self._shape.value_dim,), eps=self._eps) * self._norm
         gated = normed * F.silu(z.unflatten(1, normed.shape[1:]).float())

@@ -18,13 +18,9 @@ class TritonDeltaHeads(TorchDeltaHeads):
     def _advance_slots(self, slots: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
         return delta_net.advance_slots(slots, *inputs)
 
-    def run(self, inputs: DeltaInputs, state: LayerState, batch: StateBatch) -> torch.Tensor:
-        """Implement `NativeDeltaHeads.run`."""
+    def _advance_rows(self, inputs: DeltaInputs, state: LayerState, batch: StateBatch) -> torch.Tensor:
         pieces = batch.pieces
         assert pieces is not None, "there is a row"
         convolved, kept = convolve(inputs.mixed, self._conv, state.inputs, pieces)
         state.inputs.index_copy_(0, pieces.kept[:, 2], kept)
-        found = advance_rows(state.matrices, convolved, inputs.decay, inputs.strength, pieces)
-        if batch.replays is not None:
-            found = found.index_select(0, batch.replays.others)
-        return self._gated(found, inputs.z)
+        return advance_rows(state.matrices, convolved, inputs.decay, inputs.strength, pieces)

@@ -184,7 +184,6 @@ class ModelRunner:
         one of `widths`. 0, or no widths: no graphs of that kind. Call it before any step, like `add_graphs`.
         """
         config, empty_slot = self.model_config, self._reserve() * self.page_size
-        heads = config.attention
         sizes = self._sizes_of_rows(widths, max_running)
         most = max([max_tokens, *(size.num_tokens for size in sizes)])
         hidden = torch.zeros(most, self.hidden_width, dtype=self._decoder_type, device=self.device)
@@ -199,9 +198,8 @@ class ModelRunner:
             spreads = SpreadGraphs(self._layers, max_tokens, *room, empty_slot, hidden, capture)
         above = 0 if spreads is None else LONGEST
         if max_tokens > above and config.chunk is None:
-            decoder = partial(self.decoder, pages=self.pages)
-            shape = heads.num_heads, heads.head_dim, heads.latent or heads.head_dim
-            pieces = PieceGraphs(decoder, max_tokens, *shape, empty_slot, hidden, capture, num_groups, above)
+            decoder, latent = partial(self.decoder, pages=self.pages), config.attention.latent
+            pieces = PieceGraphs(decoder, max_tokens, latent, empty_slot, hidden, capture, num_groups, above)
         self._others = TokenGraphs(drafts, spreads, pieces)
         return self._others
 
@@ -250,8 +248,8 @@ class ModelRunner:
 
     @property
     def spreads_prompts(self) -> bool:
-        """Whether a step with few tokens of a prompt may have a row for each of them."""
-        return self.attention.spreads_prompts
+        """Whether a step with few tokens of a prompt may have a row for each of them, which no state allows."""
+        return self.attention.spreads_prompts and self.pages.states is None
 
     def _reserve(self) -> int:
         """Reserve and return the page to which unused rows and tokens of graphs write."""

@@ -64,13 +64,17 @@ def test_experts_are_recorded_quantized_and_clamped_ones_too(tmp_path: Path) -> 
     assert why_not(*given, clamped) is None
 
 
-def test_decodes_and_drafts_of_recurrent_models_are_recorded_but_no_prompts(tmp_path: Path) -> None:
+def test_all_steps_of_recurrent_models_are_recorded(tmp_path: Path) -> None:
     facts = ModelConfig.from_directory(save_tiny("qwen3_5", tmp_path))
     assert why_not(EngineConfig(), backend(is_capturable=True), GPU, facts) is None
     assert why_only_decodes(EngineConfig(), GPU, facts) is None
-    assert piece_tokens(EngineConfig(), facts) == 0
     plain, drafting = EngineConfig(max_running=8), EngineConfig(max_running=8, speculation=Speculation())
     assert graph_bytes(plain, facts, 2, 512) < graph_bytes(drafting, facts, 2, 512)
+    assert piece_tokens(plain, facts) == 2048
+    none, few = (replace(plain, graph_tokens=tokens) for tokens in (0, 512))
+    assert graph_bytes(none, facts, 2, 512) < graph_bytes(few, facts, 2, 512) < graph_bytes(plain, facts, 2, 512)
+    spreading = graph_bytes(plain, facts, 2, 512, spreads_prompts=True)
+    assert spreading == graph_bytes(plain, facts, 2, 512), "a row for each token would have states of its own"
 
 
 def test_an_unknown_mode_is_refused() -> None:

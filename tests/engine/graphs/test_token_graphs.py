@@ -6,9 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
+from cache import StateStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.reference import ReferenceAttention
 from engine.graphs.draft_graphs import DraftGraphs, draft_sizes
@@ -46,6 +48,10 @@ def prompt(name: str, length: int, pages: list[int]) -> Chunk:
     request = greedy_request(name, length)
     request.tokens[:] = [token % VOCAB for token in request.tokens]
     return Chunk(request, 0, length, request.tokens, pages, samples=True)
+
+
+def with_slot(chunk: Chunk, slot: int) -> Chunk:
+    return msgspec.structs.replace(chunk, state=StateStep(slot if chunk.start else None, slot, 0, ()))
 
 
 OVERLAPPED, SPECULATES = {"overlap": True}, {"speculation": Speculation(max_drafts=3)}
@@ -105,6 +111,43 @@ def test_latent_kv_is_recorded_too(tmp_path: Path) -> None:
     assert_same_tokens(got, expected)
     assert recording.num_replayed > 20 and recording.num_cuts > 0
     assert not runner.pages.data[:, :, runner.pages.null_page].any()
+
+
+@pytest.mark.parametrize("settings", [{}, OVERLAPPED, SPECULATES, {"preemption": "swap", "host_kv_gib": 0.01}])
+def test_states_advance_between_pieces(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Prompts next to decodes, which keep states at borders, resume from them, and follow draft tokens."""
+    model = save_tiny("qwen3_next", tmp_path, eos_token_id=7)
+    config = config_for(model, kv_pages=36, **settings)
+    runner, recording = graphed(config, config.max_step_tokens, WIDTHS, spreads=True)
+    got, _ = play_workload(Engine(config, runner), 3)
+    expected, _ = play_workload(Engine(config, load_model(config)), 3)
+    assert_same_tokens(got, expected)
+    assert recording.num_replayed > 20 and recording.num_cuts > 10 * runner.model_config.num_layers
+    states = runner.pages.states
+    assert states is not None
+    for index in range(runner.model_config.num_recurrent_layers):
+        layer = states.layer(index)
+        assert not layer.inputs[states.null_slot].any() and not layer.matrices[states.null_slot].any()
+
+
+def test_padding_of_pieces_advances_no_state(tmp_path: Path) -> None:
+    """A prompt of 9 tokens in the graphs of 16, next to a decode and after the same step with other tokens."""
+    config = config_for(save_tiny("qwen3_next", tmp_path), max_running=3)
+    runner, _ = graphed(config, max_tokens=24)
+    plain = load_model(config)
+    decode, kept = last_chunk_of(greedy_request("d", 6), [0, 1]), [plain.pages.states, runner.pages.states]
+    for replayed in (False, True):
+        plan = StepPlan((with_slot(decode, 1), with_slot(prompt("p", 9, [2, 3, 4]), 0)))
+        for states in kept:
+            assert states is not None
+            for index in range(runner.model_config.num_recurrent_layers):
+                states.layer(index).matrices[: states.null_slot] = 0.5 + replayed
+        result = runner.run(plan)
+        assert result.is_replayed == replayed and result.token_ids == plain.run(plan).token_ids
+        for index in range(runner.model_config.num_recurrent_layers):
+            theirs, ours = (states.layer(index).matrices for states in kept if states is not None)
+            torch.testing.assert_close(ours[:2], theirs[:2])
+            assert (ours[2:-1] == 0.5 + replayed).all()
 
 
 def test_rows_with_any_number_of_drafts_are_one_graph(model: Path) -> None:

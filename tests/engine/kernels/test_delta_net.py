@@ -10,15 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.attention.state_batch import StateBatch
 from engine.attention.state_slots import LayerState
 from engine.kernels import native
 from engine.model_parts.parts import DeltaNetConfig
 from engine.models.delta_net import GatedDeltaNet
-from engine.models.native_delta_net import DeltaInputs, NativeDeltaHeads, unsupported
+from engine.models.native_delta_net import NativeDeltaHeads, unsupported
 from engine.models.torch_delta_net import TorchDeltaHeads
 from tests.engine.support.delta_nets import (
     EPS,
+    Inputs,
     Run,
     copy_of,
     inputs_of,
@@ -43,13 +43,13 @@ def native_of(layer: GatedDeltaNet, kernels: native.Kernels) -> NativeDeltaHeads
     return NativeDeltaHeads(layer.shape, conv, norm, EPS, kernels.isa)
 
 
-def with_state(run: Run, state: LayerState) -> tuple[DeltaInputs, LayerState, StateBatch]:
-    """The arguments with which heads compute one row."""
+def run_alone(heads: NativeDeltaHeads | TorchDeltaHeads, run: Run, state: LayerState) -> torch.Tensor:
+    """What heads compute of one row."""
     inputs, batch = step_of([run])
-    return further_apart(inputs), state, batch
+    return further_apart(inputs).run(heads, state, batch)
 
 
-def further_apart(inputs: DeltaInputs) -> DeltaInputs:
+def further_apart(inputs: Inputs) -> Inputs:
     """The same, of rows further apart than they are long, as projections give them."""
     mixed, z = (F.pad(part, (0, 5))[:, :-5] for part in (inputs.mixed, inputs.z))
     return inputs._replace(mixed=mixed, z=z)
@@ -66,8 +66,8 @@ def check_runs(layer: GatedDeltaNet, runs: Sequence[Run], kernels: native.Kernel
     torch.set_num_threads(threads)
     try:
         inputs, batch = step_of(runs)
-        outputs = by_kernels.run(further_apart(inputs), state, batch).split([len(run.inputs.z) for run in runs])
-        singly = [by_kernels.run(*with_state(run, alone)) for run in runs]
+        outputs = further_apart(inputs).run(by_kernels, state, batch).split([len(run.inputs.z) for run in runs])
+        singly = [run_alone(by_kernels, run, alone) for run in runs]
     finally:
         torch.set_num_threads(all_threads)
     for run, output, single in zip(runs, outputs, singly, strict=True):
@@ -92,15 +92,17 @@ def test_a_step_is_that_of_torch(kernels: native.Kernels, shape: DeltaNetConfig,
     inputs = inputs_of(layer, 4, kernels.dtype)
     sources, targets = torch.tensor([0, 1, 1, 3]), torch.tensor([0, 2, 4, 3])
     by_torch = TorchDeltaHeads(shape, layer.conv, layer.norm, EPS)
-    wanted = by_torch.step(wide(inputs), expected, sources, targets)
+    wanted = by_torch.step(*wide(inputs).of_heads, expected, sources, targets)
 
     all_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        got = step.step(inputs, state, sources, targets)
+        own, z = inputs.of_heads
+        got = step.step(own, z, state, sources, targets)
         for row in range(len(got)):
-            one = slice(row, row + 1)
-            assert torch.equal(step.step(inputs.at(one), before, sources[one], targets[one]), got[one])
+            one = torch.tensor([row])
+            alone = step.step(own.at(one), z[one], before, sources[one], targets[one])
+            assert torch.equal(alone, got[one])
     finally:
         torch.set_num_threads(all_threads)
     assert torch.equal(before.matrices, state.matrices), "the same alone, bit for bit"
@@ -159,7 +161,7 @@ def test_prompts_by_torch_are_the_recurrence() -> None:
     expected = copy_of(state, torch.float64)
     run = Run(inputs_of(layer, 150, torch.float32), 0, 8, [(1, 0), (64, 1), (150, 2)])
     wanted, heads = recurrence(layer, run, expected), TorchDeltaHeads(_SHAPES[0], layer.conv, layer.norm, EPS)
-    assert (heads.run(*with_state(run, state)) - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    assert (run_alone(heads, run, state) - wanted).abs().max() < 1e-4 * wanted.abs().max()
     assert (state.matrices - expected.matrices).abs().max() < 2e-5
     assert torch.equal(state.inputs.double(), expected.inputs)
 

@@ -15,7 +15,8 @@ from engine.model_config.config import ModelConfig
 from engine.model_files.model_directory import demo_model_path
 from engine.model_parts.parts import DeltaNetConfig
 from engine.models.delta_net import GatedDeltaNet
-from engine.models.native_delta_net import DeltaInputs
+from engine.models.native_delta_net import DeltaInputs, NativeDeltaHeads
+from engine.models.torch_delta_net import TorchDeltaHeads
 
 FACTS = ModelConfig.from_directory(demo_model_path())
 EPS = FACTS.norms.eps
@@ -41,31 +42,49 @@ def copy_of(state: LayerState, dtype: torch.dtype | None = None) -> LayerState:
     return LayerState(*(part.to(dtype or part.dtype, copy=True) for part in state))
 
 
-def inputs_of(layer: GatedDeltaNet, num_tokens: int, dtype: torch.dtype) -> DeltaInputs:
+class Inputs(NamedTuple):
+    """Inputs of heads: those of all tokens, and the gates of the outputs of those that are not replayed."""
+
+    mixed: torch.Tensor
+    decay: torch.Tensor
+    strength: torch.Tensor
+    z: torch.Tensor
+
+    @property
+    def of_heads(self) -> tuple[DeltaInputs, torch.Tensor]:
+        """Both parts as heads take them."""
+        return DeltaInputs(*self[:3]), self.z
+
+    def run(self, heads: NativeDeltaHeads | TorchDeltaHeads, state: LayerState, batch: StateBatch) -> torch.Tensor:
+        """What heads compute of them."""
+        return heads.run(*self.of_heads, state, batch)
+
+
+def inputs_of(layer: GatedDeltaNet, num_tokens: int, dtype: torch.dtype) -> Inputs:
     """Random inputs; of rows further apart than they are long, as projections give them."""
     channels, values = layer.shape.channels, layer.shape.values
     mixed, z = torch.randn(num_tokens, channels + values + 5).to(dtype)[:, :-5].tensor_split((channels,), dim=1)
     strength, decay = torch.randn(2, num_tokens, layer.shape.num_value_heads).to(dtype).float()
     decay = -layer.log_decay.exp() * F.softplus(decay + layer.decay_bias)
-    return DeltaInputs(mixed, decay, strength.sigmoid(), z)
+    return Inputs(mixed, decay, strength.sigmoid(), z)
 
 
-def without_z(inputs: DeltaInputs, num_replayed: int) -> DeltaInputs:
+def without_z(inputs: Inputs, num_replayed: int) -> Inputs:
     """The inputs of a run that replays its first tokens."""
-    return DeltaInputs(inputs.mixed, inputs.decay, inputs.strength, inputs.z[num_replayed:])
+    return inputs._replace(z=inputs.z[num_replayed:])
 
 
 class Run(NamedTuple):
     """The tokens by which one row's state advances."""
 
-    inputs: DeltaInputs
+    inputs: Inputs
     num_replayed: int
     source: int
     kept: list[tuple[int, int]]
     """Ascending numbers of tokens after which the state is kept, each with its slot."""
 
 
-def step_of(runs: Sequence[Run]) -> tuple[DeltaInputs, StateBatch]:
+def step_of(runs: Sequence[Run]) -> tuple[Inputs, StateBatch]:
     """A step with these rows."""
     rows, first, begin = [], 0, 0
     for run in runs:
@@ -74,12 +93,12 @@ def step_of(runs: Sequence[Run]) -> tuple[DeltaInputs, StateBatch]:
         has_drafts = last < len(run.inputs.mixed)
         rows.append(StateRow(first, begin, num_tokens, run.source, target, run.num_replayed, has_drafts, borders))
         first, begin = first + num_tokens, begin + len(run.inputs.mixed)
-    inputs = DeltaInputs(*(torch.cat(parts) for parts in zip(*(run.inputs for run in runs), strict=True)))
+    inputs = Inputs(*(torch.cat(parts) for parts in zip(*(run.inputs for run in runs), strict=True)))
     return inputs, StateBatch.of(rows, first)
 
 
-def wide(inputs: DeltaInputs) -> DeltaInputs:
-    return DeltaInputs(*(part.float() for part in inputs))
+def wide(inputs: Inputs) -> Inputs:
+    return Inputs(*(part.float() for part in inputs))
 
 
 def recurrence(layer: GatedDeltaNet, run: Run, state: LayerState) -> torch.Tensor:

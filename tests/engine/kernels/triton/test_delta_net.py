@@ -10,16 +10,17 @@ import torch
 
 pytest.importorskip("triton")
 from engine.attention.pinned import to_device
+from engine.attention.state_batch import StateBatch, StateRow
 from engine.attention.state_slots import LayerState
 from engine.kernels.delta_pieces import PIECE
 from engine.kernels.triton import delta_net
 from engine.model_parts.parts import DeltaNetConfig
 from engine.models.delta_net import GatedDeltaNet
-from engine.models.native_delta_net import DeltaInputs
-from engine.models.torch_delta_net import advance_slots
+from engine.models.torch_delta_net import TorchDeltaHeads, advance_slots
 from engine.models.triton_delta_net import TritonDeltaHeads
 from tests.engine.support.delta_nets import (
     EPS,
+    Inputs,
     Run,
     copy_of,
     inputs_of,
@@ -67,7 +68,7 @@ def there(state: LayerState) -> LayerState:
 
 def run_on(device: torch.device, heads: TritonDeltaHeads, runs: Sequence[Run], state: LayerState) -> torch.Tensor:
     inputs, batch = step_of(runs)
-    return heads.run(DeltaInputs(*(part.to(device) for part in inputs)), state, to_device(batch, device))
+    return Inputs(*(part.to(device) for part in inputs)).run(heads, state, to_device(batch, device))
 
 
 def check_runs(layer: GatedDeltaNet, runs: Sequence[Run], dtype: torch.dtype) -> None:
@@ -118,6 +119,29 @@ def test_states_are_kept_at_borders_and_before_drafts() -> None:
         Run(without_z(replays[1], 3), 3, 6, [(3, 6)]),
     ]
     check_runs(layer, runs, torch.float32)
+
+
+def test_decodes_next_to_a_prompt_are_a_part_of_its_launches() -> None:
+    """Before and after it in the step, in their slots and from others. Torch computes them as it does a step of
+    decodes.
+    """
+    torch.manual_seed(4)
+    layer, shape = layer_of(_SHAPES[1]), _SHAPES[1]
+    state, inputs = state_of(shape, torch.float32), inputs_of(layer, 3 + PIECE + 9, torch.float32)
+    plain = [(0, 0, 0), (1, 8, 1), (len(inputs.z) - 1, 2, 5)]
+    prompt = StateRow(2, 2, PIECE + 9, 3, 4, 0, False, [(7, 6)])
+    batch = StateBatch.of([prompt], len(inputs.z), plain)
+    ours, theirs = there(copy_of(state)), copy_of(state)
+    expected = inputs.run(TorchDeltaHeads(shape, layer.conv, layer.norm, EPS), theirs, batch)
+    heads = TritonDeltaHeads(shape, layer.conv.to(DEVICE), layer.norm.to(DEVICE), EPS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heads, "_advance_plain", None)
+        found = Inputs(*(part.to(DEVICE) for part in inputs)).run(heads, ours, to_device(batch, DEVICE))
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.matrices.cpu(), theirs.matrices, rtol=1e-4, atol=1e-4)
+    assert torch.equal(ours.inputs.cpu(), theirs.inputs)
+    others = [2, 3, 7, 8]
+    assert torch.equal(ours.matrices.cpu()[others], state.matrices[others])
 
 
 @pytest.mark.parametrize("decay", [0.0, -30.0, -200.0])

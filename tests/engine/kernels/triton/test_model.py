@@ -90,3 +90,4 @@ def test_a_recurrent_model_computes_prompts_and_drafts_by_pieces(
         drafts = [step for step in found.steps if step.num_draft_tokens]
         assert sum(recording.num_replayed for recording in made) > 0
         assert sum(step.is_replayed for step in drafts) > len(drafts) / 2
+        assert sum(recording.num_cuts for recording in made) > 0, "prompts, with states between pieces"
