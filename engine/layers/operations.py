@@ -102,6 +102,8 @@ class ExpertsMLP(Protocol):
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
         clamp: Clamp | None = None,
         /,
+        *,
+        is_gelu: bool = False,
     ) -> torch.Tensor:
         """Map `x` [N, hidden_size] to each token's weighted sum of its experts' outputs, of the same shape.
 
@@ -110,6 +112,7 @@ class ExpertsMLP(Protocol):
             experts from `first_expert` on; experts that are not among them contribute zero
         biases: of `gate_up`, [E, 2 * inner], and of `down`, [E, hidden_size]
         clamp: the activation instead of SiLU
+        is_gelu: whether gates go through GELU's tanh approximation instead of SiLU
         """
 
 

@@ -185,10 +185,7 @@ def experts_mlp(
     *,
     is_gelu: bool = False,
 ) -> torch.Tensor:
-    """Implement `ExpertsMLP` in torch, expert by expert. Reads the tokens per expert back from the device.
-
-    is_gelu: whether gates go through GELU's tanh approximation instead of SiLU
-    """
+    """Implement `ExpertsMLP` in torch, expert by expert. Reads the tokens per expert back from the device."""
 
     def compute(expert: int, rows: torch.Tensor) -> torch.Tensor:
         first, second = (None, None) if biases is None else (biases[0][expert], biases[1][expert])

@@ -18,7 +18,6 @@ from engine.layers.linear import rounds
 from engine.layers.operations import Operations
 from engine.model_parts.experts_config import ExpertsConfig
 from engine.model_parts.parts import MLPConfig
-from engine.models.experts import experts_mlp, route
 from engine.models.mlp import MLP
 from engine.parallel.collective import Collective
 
@@ -56,16 +55,16 @@ class ExpertsAndMLP(nn.Module):
         dense = operations.add_norm(
             self._ranks.sum(self.mlp(normed, operations)), None, self.mlp_norm.weight, self._eps
         )[1]
-        chosen, weights = self._route(x)
+        chosen, weights = self._route(x, operations)
         if self.on_chosen is not None:
             self.on_chosen(chosen)
-        read = F.rms_norm(x, self.input_norm.weight.shape, self.input_norm.weight, self._eps)
+        read = operations.add_norm(x, None, self.input_norm.weight, self._eps)[1]
         matrices = self.gate_up_proj, self.down_proj
-        routed = experts_mlp(read, chosen, weights, *matrices, self._config.held.start, is_gelu=True)
+        routed = operations.experts(read, chosen, weights, *matrices, self._config.held.start, is_gelu=True)
         return dense + operations.add_norm(self._ranks.sum(routed), None, self.output_norm.weight, self._eps)[1]
 
-    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _route(self, x: torch.Tensor, operations: Operations) -> tuple[torch.Tensor, torch.Tensor]:
         """Return each token's experts, int64 [N, per_token], and their weights, float32 of that shape."""
         scaled = F.rms_norm(x, x.shape[-1:], eps=self._eps) * self.router_scale * x.shape[-1] ** -0.5
-        chosen, weights = route(F.linear(scaled, self.router), self._config.per_token, renormalizes=True)
+        chosen, weights = operations.route(F.linear(scaled, self.router), self._config.per_token, True)
         return chosen, weights * self.expert_scale[chosen]

@@ -5,7 +5,7 @@
 
 A tile is a few rows of one expert (`expert_tiles`); matrices are plain or quantized (`expert_products`). Inputs of
 float8 matrices are rounded before, in a separate launch. There are no atomic additions, so results do not depend
-on the order of programs. gpt-oss' experts have biases, and a clamped form of that activation.
+on the order of programs. gpt-oss' experts have biases, and a clamped form of that activation; Gemma 4's have GELU.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from engine.kernels.triton.expert_products import ExpertMatrices, Stacked, multi
 from engine.kernels.triton.expert_tiles import expert_tiles
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import power_of_2, shared_memory
+from engine.kernels.triton.silu import gelu
 from engine.kernels.triton.tile import is_interpreted, start
 from engine.model_parts.experts_config import Clamp
 
@@ -74,6 +75,8 @@ def experts_mlp(
     first_expert: int,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     clamp: Clamp | None = None,
+    *,
+    is_gelu: bool = False,
 ) -> torch.Tensor:
     """Implement `engine.layers.operations.ExpertsMLP` without waiting for the device."""
     (num_tokens, hidden), per_token = x.shape, chosen.shape[1]
@@ -107,6 +110,7 @@ def experts_mlp(
         PER_TOKEN=per_token,
         ALPHA=0.0 if clamp is None else clamp.alpha,
         LIMIT=0.0 if clamp is None else clamp.limit,
+        IS_GELU=is_gelu,
         **shape.options(read, first, columns),
     )
     columns = second.columns_each(shape.columns // 2)
@@ -160,8 +164,9 @@ def _gate_up(
     inner,
     x_stride,
     PER_TOKEN: tl.constexpr,
-    ALPHA: tl.constexpr,  # 0: SiLU
+    ALPHA: tl.constexpr,  # 0: not clamped
     LIMIT: tl.constexpr,
+    IS_GELU: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
@@ -214,6 +219,8 @@ def _gate_up(
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
         result = (up + 1) * gate / (1 + tl.exp(-gate * ALPHA))
+    elif IS_GELU:
+        result = gelu(gate) * up
     else:
         result = gate / (1 + tl.exp(-gate)) * up
     column = first + tl.arange(0, OUTPUTS)

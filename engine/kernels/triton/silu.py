@@ -17,6 +17,14 @@ _MAX_WARPS = 32
 
 
 @triton.jit
+def gelu(x):
+    """Return GELU by its tanh approximation: x (1 + tanh(z)) / 2 = x / (1 + exp(-2 z)), with
+    z = sqrt(2 / pi) (x + 0.044715 x^3).
+    """
+    return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+
+
+@triton.jit
 def _gate_mul(
     gate_up_ptr,
     out_ptr,
@@ -40,10 +48,7 @@ def _gate_mul(
     gates = gate_up_ptr + row * row_stride + at * stride
     gate = tl.load(gates, mask=is_in, other=0.0).to(tl.float32)
     up = tl.load(gates + inner * stride, mask=is_in, other=0.0).to(tl.float32)
-    if IS_GELU:  # gate * (1 + tanh(z)) / 2 = gate / (1 + exp(-2 z)), z = sqrt(2 / pi) * (gate + 0.044715 gate^3)
-        result = gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))) * up
-    else:
-        result = gate / (1.0 + tl.exp(-gate)) * up
+    result = gelu(gate) * up if IS_GELU else gate / (1.0 + tl.exp(-gate)) * up
     out = out_ptr + row * out_stride + at
     if IS_ROUNDED:
         rounded = result.to(gate_up_ptr.dtype.element_ty).to(tl.float32)

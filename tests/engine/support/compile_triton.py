@@ -89,14 +89,14 @@ def prompts_by_tma(kv_dtype: torch.dtype, heads: Heads, tile: tuple[int, int], w
     extend_tma(query, pages, *rows, tile=tile, scale=1.0, window=window, kv_scales=(1.0, 1.0))
 
 
-def experts(num_tokens: int, clamp: Clamp | None = None) -> None:
+def experts(num_tokens: int, clamp: Clamp | None = None, *, is_gelu: bool = False) -> None:
     """Launch the expert kernels with as many experts as Qwen3-30B-A3B has, but small; with biases if clamped."""
     hidden, inner, num_experts, per_token = 256, 128, 128, 8
     gate_up, down = torch.zeros(num_experts, 2 * inner, hidden), torch.zeros(num_experts, hidden, inner)
     chosen, x = torch.zeros(num_tokens, per_token, dtype=torch.int64), torch.zeros(num_tokens, hidden)
     given = x.to(BRAIN), chosen, torch.zeros(num_tokens, per_token), gate_up.to(BRAIN), down.to(BRAIN), 0
     biases = None if clamp is None else (gate_up[..., 0].to(BRAIN), down[..., 0].to(BRAIN))
-    experts_mlp(*given, biases, clamp)
+    experts_mlp(*given, biases, clamp, is_gelu=is_gelu)
 
 
 def quantized_experts(kind: Callable[[nn.Linear], QuantizedLinear], num_tokens: int, dtype: torch.dtype) -> None:
@@ -257,7 +257,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(prompts_by_tma, BRAIN, Heads(4, 2, 128), (128, 2)),
         partial(prompts_by_tma, FP8, Heads(4, 2, 128), (64, 3), 100),
         partial(attention, BRAIN, BRAIN, Heads(8, 2, 64), 16, 128, has_sinks=True, rows=DECODES),
-        partial(experts, 16),
+        partial(experts, 16, is_gelu=True),
         partial(experts, 512, Clamp(1.702, 7.0)),
         partial(experts, 2048),
         *(partial(quantized_experts, kind, 16, BRAIN) for kind in (Fp8BlockLinear, Fp8Linear, INT4)),

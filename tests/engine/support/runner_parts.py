@@ -8,6 +8,7 @@ from functools import partial
 from unittest.mock import patch
 
 from engine.attention.base import AttentionBackend, AttentionShape
+from engine.attention.by_heads import AttentionByHeads
 from engine.attention.triton import TritonAttention
 from engine.layers.operations import Rotary
 from engine.models.decoder import Decoder
@@ -30,10 +31,14 @@ def with_our_kernels(runner: ModelRunner) -> ModelRunner:
 
     facts, decoder = runner.model_config, runner.decoder
     assert isinstance(decoder, Decoder)
-    rotary = Rotary.of(facts.ropes, facts.attention.turned_dim, decoder.embed.weight.dtype, runner.device)
+    ropes, turned = zip(*facts.rotations, strict=True)
+    rotary = Rotary.of(ropes, turned, decoder.embed.weight.dtype, runner.device)
     decoder.operations = partial(TritonOperations, rotary)
-    shape = AttentionShape.of(facts.attention, frozenset({None}), runner.page_size)
-    return with_attention(runner, TritonAttention(shape))
+    kinds = {
+        kind: TritonAttention(AttentionShape.of(heads, windows, runner.page_size))
+        for kind, (heads, windows) in facts.kinds_of_heads.items()
+    }
+    return with_attention(runner, AttentionByHeads(kinds) if len(kinds) > 1 else next(iter(kinds.values())))
 
 
 @contextmanager

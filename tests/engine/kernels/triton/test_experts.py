@@ -60,6 +60,15 @@ def test_experts_are_those_of_torch(load: str, per_token: int, tokens: int) -> N
     torch.testing.assert_close(triton_mlp(x, chosen, weights, gate_up, down, 0), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_experts_whose_gates_go_through_gelu() -> None:
+    """As Gemma 4 has them: shares are scaled for each expert, so that they do not sum up to one."""
+    x, weights, gate_up, down = inputs(9, 2)
+    given = x * 3, everywhere(9, 2), weights * 2.5, gate_up, down, 0
+    found = triton_mlp(*given, is_gelu=True)
+    torch.testing.assert_close(found, experts_mlp(*given, is_gelu=True), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(found, experts_mlp(*given), rtol=0.01, atol=0.01)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_experts_of_half_the_width(dtype: torch.dtype) -> None:
     """Results are within a rounding or two of those in float32."""

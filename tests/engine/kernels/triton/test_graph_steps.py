@@ -36,6 +36,9 @@ _IN_BLOCKS = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
 MODELS: dict[str, Callable[[Path], Path]] = {
     "plain": lambda path: save_tiny("qwen3", path, num_hidden_layers=1),
     "latent KV": lambda path: save_tiny("deepseek_v3", path, num_hidden_layers=2),
+    "heads of two sizes, experts next to an MLP": lambda path: save_tiny(
+        "gemma4_moe", path, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]
+    ),
     "experts in int4": lambda path: make(path, awq, AWQ, "mixtral", num_hidden_layers=1).quantized,
     "experts in fp8": lambda path: (
         make(path, partial(fp8_blocks, size=128), _BLOCKS, "mixtral", num_hidden_layers=1, **_IN_BLOCKS).quantized
