@@ -17,11 +17,12 @@ KVShape = tuple[int, int, int]
 class AttentionByHeads:
     """Several backends as one, each for layers of one kind."""
 
-    captures_prompts = spreads_prompts = False
+    spreads_prompts = False
 
     def __init__(self, backends: Mapping[KVShape, AttentionBackend]) -> None:
         self._backends = backends
         self.is_capturable = all(backend.is_capturable for backend in backends.values())
+        self.captures_prompts = all(backend.captures_prompts for backend in backends.values())
         self.plans_by_bounds = any(backend.plans_by_bounds for backend in backends.values())
         self.name = " and ".join(dict.fromkeys(backend.name for backend in backends.values()))
 

@@ -78,6 +78,12 @@ class ChunkedStep:
         return self._whole.attend(pages, query, window, scales, sinks)
 
 
+def cut_of(step: AttentionStep) -> AttentionStep:
+    """Return the part of a step for layers that attend within chunks."""
+    assert isinstance(step, ChunkedStep)
+    return step.cut
+
+
 class _Piece(NamedTuple):
     """Tokens of one row in one chunk."""
 

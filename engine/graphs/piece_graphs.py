@@ -15,6 +15,8 @@ from collections.abc import Callable
 import torch
 
 from engine.attention.base import AttentionStep
+from engine.attention.batch import AttentionBatch
+from engine.attention.chunked import ChunkedStep, cut_of
 from engine.attention.cut_step import Compute, CutStep
 from engine.attention.layer_groups import GroupedStep, steps_of
 from engine.graphs.step_graphs import CutCapture, StepGraphs, next_size
@@ -40,13 +42,15 @@ class PieceGraphs:
         capture: CutCapture,
         num_groups: int = 1,
         above: int = 0,
+        *,
+        has_chunks: bool = False,
     ) -> None:
         """latent: as of `CutStep`; hidden: [max_tokens, H] at least, for results; num_groups: see `StepInputs`;
-        above: tokens up to which other graphs run all steps.
+        above: tokens up to which other graphs run all steps; has_chunks: whether some layers attend within chunks.
         """
         self._layers, self._hidden, self._cut = layers, hidden, capture.cut
         self._sizes, self._max_tokens = piece_sizes(max_tokens, above), max_tokens
-        self._num_groups, self._latent = num_groups, latent
+        self._num_groups, self._latent, self._has_chunks = num_groups, latent, has_chunks
         self._inputs = StepInputs(max_tokens, empty_slot, hidden.device, num_groups=num_groups)
         self._memory: dict[tuple[object, ...], torch.Tensor] = {}
         self._step: AttentionStep | None = None
@@ -75,13 +79,18 @@ class PieceGraphs:
 
     def _cut_step(self, size: int) -> AttentionStep:
         batch = self._inputs.batch(size)
-        if self._num_groups == 1:
-            return CutStep(batch, self._outside, lambda step: step, self._latent)
+        steps = [self._step_of(batch, group) for group in range(self._num_groups)]
+        return steps[0] if self._num_groups == 1 else GroupedStep(steps)
 
-        def of_group(group: int) -> CutStep:
-            return CutStep(batch.of_group(group), self._outside, lambda step: steps_of(step)[group], self._latent)
+    def _step_of(self, batch: AttentionBatch, group: int) -> AttentionStep:
+        def part(step: AttentionStep) -> AttentionStep:
+            return steps_of(step)[group]
 
-        return GroupedStep([of_group(group) for group in range(self._num_groups)])
+        own = batch.of_group(group)
+        whole = CutStep(own, self._outside, part, self._latent)
+        if not self._has_chunks:
+            return whole
+        return ChunkedStep(whole, CutStep(own, self._outside, lambda step: cut_of(part(step)), self._latent))
 
     def _outside(
         self, compute: Compute, shape: tuple[int, ...], dtype: torch.dtype, *inputs: torch.Tensor

@@ -12,7 +12,6 @@ from engine.attention.base import AttentionBackend
 from engine.attention.expanded import MOST_ABSORBED
 from engine.graphs.chain_graphs import ChainSize, chain_sizes
 from engine.graphs.draft_graphs import draft_sizes
-from engine.graphs.models import why_no_drafts, why_not_model
 from engine.graphs.piece_graphs import piece_sizes
 from engine.graphs.row_assignment import TABLE
 from engine.graphs.spread_graphs import LONGEST, spread_sizes
@@ -55,27 +54,15 @@ class Graphs(Protocol):
         """Record them (`StepGraphs.capture_all`)."""
 
 
-def why_not(
-    config: EngineConfig,
-    attention: AttentionBackend,
-    device: torch.device,
-    model: ModelConfig | None = None,
-) -> str | None:
+def why_not(config: EngineConfig, attention: AttentionBackend, device: torch.device) -> str | None:
     """Return why steps are not replayed as graphs, including attention; None if they are."""
-    if (reason := _why_none(config, device)) is not None:
-        return reason
-    if model is not None and (reason := why_not_model(model)) is not None:
+    if (reason := why_none(config, device)) is not None:
         return reason
     return None if attention.is_capturable else f"attention by {attention.name} needs the host in each step"
 
 
-def why_only_decodes(config: EngineConfig, device: torch.device, model: ModelConfig | None = None) -> str | None:
-    """Return why no other steps than plain decodes are replayed, not even between attentions; None if some are."""
-    reason = _why_none(config, device)
-    return why_no_drafts(model) if reason is None and model is not None else reason
-
-
-def _why_none(config: EngineConfig, device: torch.device) -> str | None:
+def why_none(config: EngineConfig, device: torch.device) -> str | None:
+    """Return why no steps are replayed, not even between attentions; None if some are."""
     if config.cuda_graphs == "off":
         return "cuda_graphs is off"
     return None if device.type == "cuda" else f"CUDA graphs are for GPUs, not for {device}"
@@ -100,13 +87,10 @@ def draft_chains(config: EngineConfig, attention: AttentionBackend) -> list[Chai
 
 def piece_tokens(config: EngineConfig, model: ModelConfig, *, is_draft_model: bool = False) -> int:
     """Return the most tokens of a step with prompts that is replayed, as a whole or in pieces; 0 in stages of
-    a pipeline, if ranks divide KV (`engine/parallel/context_attention.py`), for which prompts need the host, and
-    in models that `why_no_drafts` names. With latent KV, at most as many as are absorbed
-    (`engine/attention/expanded.py`).
+    a pipeline, and if ranks divide KV (`engine/parallel/context_attention.py`), for which prompts need the host.
+    With latent KV, at most as many as are absorbed (`engine/attention/expanded.py`).
     """
     if max(config.context_parallel_size, config.pipeline_parallel_size) > 1 and not is_draft_model:
-        return 0
-    if why_no_drafts(model) is not None:
         return 0
     chosen = _tokens_while_launching(model) if config.graph_tokens is None else config.graph_tokens
     if model.attention.latent is not None:
@@ -146,8 +130,7 @@ def graph_bytes(
     """
     rows = sizes_up_to(config.max_running)
     decodes = DecodeSizes(rows, contexts_up_to(max_model_len, is_planned=is_planned)).all
-    has_drafts = why_no_drafts(model) is None and not only_chains
-    widths = draft_widths(config, is_draft_model=is_draft_model) if has_drafts else ()
+    widths = () if only_chains else draft_widths(config, is_draft_model=is_draft_model)
     drafts = draft_sizes(widths, config.max_running)
     most = 0 if only_chains else piece_tokens(config, model, is_draft_model=is_draft_model)
     spreads = spread_sizes(most) if spreads_prompts and model.delta_net is None else []
@@ -158,7 +141,7 @@ def graph_bytes(
     num_tokens = max([num_whole, *pieces])
 
     kinds = [kind for kind, _ in model.kinds_of_heads.values()]
-    heads = max(2 * (kind.num_heads + kind.num_kv_heads) * kind.head_dim for kind in kinds)
+    heads = sum(2 * (kind.num_heads + kind.num_kv_heads) * kind.head_dim for kind in kinds)
     layer = 5 * model.hidden_size + 2 * heads + 3 * model.intermediate_size
     num_nodes = model.num_layers * _NODES_PER_LAYER + _NODES_BESIDE
     if model.experts is not None:

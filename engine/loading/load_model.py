@@ -25,8 +25,8 @@ from engine.graphs.setup import (
     draft_widths,
     graph_bytes,
     piece_tokens,
+    why_none,
     why_not,
-    why_only_decodes,
 )
 from engine.graphs.step_graphs import CudaCapture
 from engine.loading.devices import device_named, dtype_of
@@ -133,10 +133,9 @@ class _Loading:
             self._groups = self._groups.part(ranks.stage.layers(self._whole.num_layers))
             whole, windowed = shapes(heads)
             self._backend = GroupedAttention(self._choose(whole), self._attention(windowed))
-        self._not_graphed = why_not(config, self._backend, self._device, model)
-        self._only_decodes = why_only_decodes(config, self._device, model)
+        self._not_graphed = why_not(config, self._backend, self._device)
         self._has_decodes = self._not_graphed is None and ranks.stage.count == 1
-        self._is_graphed = self._has_decodes or self._only_decodes is None
+        self._is_graphed = why_none(config, self._device) is None
         self._reserved, self._draft_bytes = 0, draft_bytes
         if self._is_graphed:
             self._reserved = graph_bytes(
@@ -265,10 +264,8 @@ class _Loading:
             drafts = config.speculation is not None and config.speculation.reads_hidden
             keeps_hidden = drafts and self._ranks.rank == 0
             kinds.append(runner.add_graphs(config.max_running, capture, keeps_hidden=keeps_hidden))
-        if self._only_decodes is None:
-            widths = draft_widths(config)
-            most = piece_tokens(config, self._model)
-            kinds.append(runner.add_token_graphs(config.max_running, most, widths, capture))
+        widths, most = draft_widths(config), piece_tokens(config, self._model)
+        kinds.append(runner.add_token_graphs(config.max_running, most, widths, capture))
         if config.cuda_graphs == "start":
             capture_all(kinds, self._device, self._reserved)
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from engine.attention.base import AttentionStep
 from engine.attention.batch import AttentionBatch
-from engine.attention.chunked import ChunkedStep
+from engine.attention.chunked import cut_of
 from engine.attention.kv_pages import UNSCALED, KVPages
 from engine.attention.layer_groups import steps_of
 from engine.attention.state_slots import LayerState
@@ -88,8 +88,7 @@ class Attention(nn.Module):
         if self._later is not None:
             query = query * later_scales(self._later, step.batch.positions).to(query.dtype)
         if self._is_cut:
-            assert isinstance(step, ChunkedStep)
-            step = step.cut
+            step = cut_of(step)
         attended = step.attend(pages, query, self._window, self.kv_scales, self.sinks)
         if gates is not None:
             attended = attended * gates.flatten(1).sigmoid()

@@ -13,7 +13,7 @@ from engine.graphs.setup import (
     draft_widths,
     graph_bytes,
     piece_tokens,
-    why_only_decodes,
+    why_none,
 )
 from engine.graphs.step_graphs import CudaCapture, CutCapture
 from engine.loading.load_model import load_model
@@ -74,7 +74,7 @@ def load_with_draft_model(
 
 def draft_graph_bytes(config: EngineConfig, draft: ModelRunner) -> int:
     """Return the bytes to set aside for the draft model's graphs; 0 if it gets none."""
-    if why_only_decodes(config, draft.device, draft.model_config) is not None:
+    if why_none(config, draft.device) is not None:
         return 0
     size = draft.kv_dtype.itemsize
     return graph_bytes(

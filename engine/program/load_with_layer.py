@@ -64,7 +64,7 @@ def load_with_layer(
     pages = KVPages.of(layer, 1, config.page_tokens, dtype, device)
     drafting = LayerRunner(layer, decoder, attention, pages)
     drafting.max_model_len = most
-    sizes = draft_chains(config, attention) if why_not(config, attention, device, layer) is None else []
+    sizes = draft_chains(config, attention) if why_not(config, attention, device) is None else []
     graphs = graph_bytes(config, layer, dtype.itemsize, most, chains=sizes, only_chains=True) if sizes else 0
     kept = config.max_running * settings.max_prefill_tokens * layer.hidden_size
     # Graphs keep the states of inner layers, and twice as much while they compute.

@@ -197,9 +197,10 @@ class ModelRunner:
         if self.spreads_prompts and spread_sizes(max_tokens):
             spreads = SpreadGraphs(self._layers, max_tokens, *room, empty_slot, hidden, capture)
         above = 0 if spreads is None else LONGEST
-        if max_tokens > above and config.chunk is None:
+        if max_tokens > above:
             decoder, latent = partial(self.decoder, pages=self.pages), config.attention.latent
-            pieces = PieceGraphs(decoder, max_tokens, latent, empty_slot, hidden, capture, num_groups, above)
+            of_model = latent, empty_slot, hidden, capture, num_groups, above
+            pieces = PieceGraphs(decoder, max_tokens, *of_model, has_chunks=config.chunk is not None)
         self._others = TokenGraphs(drafts, spreads, pieces)
         return self._others
 

@@ -285,6 +285,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent states": ("qwen3_next", {}),
     "recurrent states, drafts": ("qwen3_next", {"speculation": Speculation(adaptive=False, min_match=1)}),
     "heads of two sizes": ("gemma4_small", {}),
+    "heads of two sizes, drafts": ("gemma4_moe", {"speculation": Speculation(adaptive=False, min_match=1)}),
     "chunks": ("llama4", {}),
     "latent KV": ("deepseek_v3", {"speculation": Speculation(adaptive=False, min_match=1)}),
 }

@@ -97,11 +97,13 @@ def test_recurrent_models_get_the_tokens_of_steps_without_graphs(
         assert layer.matrices[runner.num_state_slots].any(), "rows without a request wrote here"
 
 
-@pytest.mark.parametrize("family", ["gemma4", "gemma4_small", "llama4"])
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_small", "gemma4_moe", "llama4"])
 def test_models_whose_layers_attend_differently_get_the_tokens_of_steps_without_graphs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str
 ) -> None:
-    """By heads of two sizes, with and without a window, with KV of other layers, or within chunks of 16 tokens."""
+    """By heads of two sizes, with and without a window, with KV of other layers or with experts, or within chunks
+    of 16 tokens.
+    """
     config = config_for(save_tiny(family, tmp_path, eos_token_id=7), kv_pages=36, overlap=False)
     expected, _ = play_workload(Engine(config, load_model(config)), 2)
     recordings = record_as_on_gpus(monkeypatch)

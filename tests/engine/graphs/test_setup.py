@@ -23,12 +23,11 @@ from engine.graphs.setup import (
     draft_widths,
     graph_bytes,
     piece_tokens,
+    why_none,
     why_not,
-    why_only_decodes,
 )
 from engine.graphs.step_graphs import StepGraphs
 from engine.model_config.config import ModelConfig
-from engine.model_parts.experts_config import Clamp
 from engine.settings.config import EngineConfig
 from engine.settings.drafting import Speculation
 from tests.engine.support.oracle import save_tiny
@@ -53,21 +52,8 @@ def test_why_not_says_the_reason() -> None:
         assert reason in (why_not(*given) or "")
 
 
-def test_experts_are_recorded_quantized_and_clamped_ones_too(tmp_path: Path) -> None:
-    facts = ModelConfig.from_directory(save_tiny("mixtral", tmp_path))
-    assert facts.experts is not None
-    given = EngineConfig(), backend(is_capturable=True), GPU
-    assert why_not(*given, facts) is None
-    quantized = replace(facts, experts=replace(facts.experts, are_quantized=True))
-    assert why_not(*given, quantized) is None
-    clamped = replace(facts, experts=replace(facts.experts, clamp=Clamp(1.702, 7.0)))
-    assert why_not(*given, clamped) is None
-
-
-def test_all_steps_of_recurrent_models_are_recorded(tmp_path: Path) -> None:
+def test_all_steps_of_recurrent_models_are_counted(tmp_path: Path) -> None:
     facts = ModelConfig.from_directory(save_tiny("qwen3_5", tmp_path))
-    assert why_not(EngineConfig(), backend(is_capturable=True), GPU, facts) is None
-    assert why_only_decodes(EngineConfig(), GPU, facts) is None
     plain, drafting = EngineConfig(max_running=8), EngineConfig(max_running=8, speculation=Speculation())
     assert graph_bytes(plain, facts, 2, 512) < graph_bytes(drafting, facts, 2, 512)
     assert piece_tokens(plain, facts) == 2048
@@ -150,8 +136,8 @@ def test_the_memory_of_experts_kernels_and_of_their_results_is_counted(tmp_path:
 
 def test_attention_that_needs_the_host_is_left_out_of_graphs_in_pieces() -> None:
     assert why_not(EngineConfig(), backend(is_capturable=False), GPU) is not None
-    assert why_only_decodes(EngineConfig(), GPU) is None
-    assert "for GPUs" in (why_only_decodes(EngineConfig(), CPU) or "")
+    assert why_none(EngineConfig(), GPU) is None
+    assert "for GPUs" in (why_none(EngineConfig(), CPU) or "")
 
 
 class Two:

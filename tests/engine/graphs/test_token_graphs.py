@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from cache import StateStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.reference import ReferenceAttention
-from engine.graphs.draft_graphs import DraftGraphs, draft_sizes
+from engine.graphs.draft_graphs import DraftGraphs, DraftSize, draft_sizes
 from engine.graphs.piece_graphs import piece_sizes
 from engine.graphs.spread_graphs import spread_sizes
 from engine.graphs.step_graphs import CudaCapture
@@ -21,13 +22,15 @@ from engine.loading.load_model import load_model
 from engine.program import load_with_draft as loading
 from engine.program.engine import Engine
 from engine.runner.draft_model import DraftModel
+from engine.scheduling.stats import StepStats
 from engine.settings.config import EngineConfig
 from engine.settings.drafting import Speculation
 from engine.values.plan import Chunk, StepPlan
 from engine.values.request import Request
+from tests.engine.support.gpu_proofs import counted_replays
 from tests.engine.support.graph_workloads import assert_same_tokens, greedy_request, last_chunk_of, play_workload
 from tests.engine.support.oracle import VOCAB, save_tiny
-from tests.engine.support.recorded_graphs import GatheringStep, Recording, graphed
+from tests.engine.support.recorded_graphs import GatheringStep, Recording, graphed, record_as_on_gpus
 
 WIDTHS = (2, 4)
 
@@ -111,6 +114,26 @@ def test_latent_kv_is_recorded_too(tmp_path: Path) -> None:
     assert_same_tokens(got, expected)
     assert recording.num_replayed > 20 and recording.num_cuts > 0
     assert not runner.pages.data[:, :, runner.pages.null_page].any()
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_small", "gemma4_moe", "llama4"])
+def test_layers_that_attend_differently_are_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str
+) -> None:
+    """Prompts in pieces, by heads of two sizes or within chunks; draft tokens as a whole, except within chunks."""
+    speculation = Speculation(max_drafts=3, adaptive=False, min_match=1)
+    model = save_tiny(family, tmp_path, eos_token_id=7)
+    config = config_for(model, kv_pages=60, speculation=speculation)
+    expected, _ = play_workload(Engine.from_config(config), 3)
+    recordings = record_as_on_gpus(monkeypatch)
+    engine, steps = Engine.from_config(replace(config, cuda_graphs="lazy")), list[StepStats]()
+    engine.loop.on_step = steps.append
+    with counted_replays(DraftSize) as drafts:
+        got, _ = play_workload(engine, 3)
+    assert_same_tokens(got, expected)
+    assert (drafts.count(True) > 5) == (family != "llama4")
+    assert sum(step.is_replayed for step in steps if step.num_prefill_tokens) > 5
+    assert sum(recording.num_cuts for recording in recordings) > 40
 
 
 @pytest.mark.parametrize("settings", [{}, OVERLAPPED, SPECULATES, {"preemption": "swap", "host_kv_gib": 0.01}])
