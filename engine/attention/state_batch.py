@@ -121,8 +121,8 @@ class StateBatch:
     rows: Sequence[StateRow]
     """All other rows, on the host; none in graphs, which have their tables."""
     numbers: torch.Tensor | None = None
-    """int64 [rows, 6]: of each, first, num_tokens, source, target, num_replayed and whether it has drafts. None if
-    there are none."""
+    """int64 [R, 6]: of each of these rows, and then of those of `plain`, first, num_tokens, source, target,
+    num_replayed and whether it has drafts. None in graphs."""
     pieces: StatePieces | None = None
     """All tokens of these rows, and then those of `plain`; None if these are all."""
     replays: Replays | None = None
@@ -166,18 +166,22 @@ class StateBatch:
         """
         indices = np.array(plain, dtype=np.int64).reshape(-1, 3).T.copy()
         tokens, sources, targets = (torch.from_numpy(part) for part in indices)
-        if not rows:
-            return cls(tokens, sources, targets, rows)
-        numbers = [
-            (row.first, row.num_tokens, row.source, row.target, row.num_replayed, int(row.has_drafts))
-            for row in rows
+        listed = [
+            *(
+                (row.first, row.num_tokens, row.source, row.target, row.num_replayed, int(row.has_drafts))
+                for row in rows
+            ),
+            *((token, 1, source, target, 0, 0) for token, source, target in plain),
         ]
+        numbers = torch.from_numpy(np.array(listed, dtype=np.int64))
+        if not rows:
+            return cls(tokens, sources, targets, rows, numbers)
         return cls(
             tokens,
             sources,
             targets,
             rows,
-            torch.from_numpy(np.array(numbers, dtype=np.int64)),
+            numbers,
             StatePieces.of(
                 [
                     *(row.advance for row in rows),

@@ -74,6 +74,8 @@ class DraftGraphs:
     def size_of(self, batch: AttentionBatch) -> DraftSize | None:
         """Return the size of the graph for a step; None if there is none, or too much of it would be padding."""
         num_rows, longest = len(batch.query_lens), max(batch.query_lens)
+        if batch.states is not None:
+            longest = max([longest, *(row.num_replayed + 1 for row in batch.states.rows)])
         width = next_size(sorted({size.width for size in self._sizes}), longest)
         rows = next_size([size.rows for size in self._sizes if size.width == width], num_rows)
         if width is None or rows is None or max(batch.kv_lens_host) > self._max_len:

@@ -1,10 +1,12 @@
-"""The use of recurrent states by the rows of a recorded step with draft tokens.
+"""The use of recurrent states by the rows of a recorded step with draft tokens, or of a pipeline's stage.
 
 The host writes six numbers of each row; the graph itself makes the tables of `StateBatch` from these. A row has at
 most `width` tokens, and replays at most `width - 1`, so the tables have fixed sizes:
 
     all tokens    [ r a a a | b | r r c c | . . | . . . ]      r: replayed      padding of both kinds is at the end
     pieces        [ r | a a a ][ b | ][ r r | c c ][ | ]       two of each row: the state is kept after the first
+
+If rows have one token, all advance by it, without pieces.
 """
 
 from __future__ import annotations
@@ -32,12 +34,11 @@ class StateInputs:
     @staticmethod
     def fits(batch: StateBatch, width: int) -> bool:
         """Whether graphs of this width can compute the step."""
-        has_rows = batch.rows and not len(batch.plain)
-        return bool(has_rows) and all(not row.borders and row.num_replayed < width for row in batch.rows)
+        return all(not row.borders and row.num_replayed < width for row in batch.rows)
 
     def write(self, batch: StateBatch, size: int) -> None:
         """Write a step's rows, and pad them to `size`."""
-        assert batch.numbers is not None, "`fits` was asked"
+        assert batch.numbers is not None, "a step has rows"
         count = len(batch.numbers)
         self._rows[:count] = batch.numbers
         if count < size:
@@ -48,6 +49,8 @@ class StateInputs:
         first, count, source, target, replayed, has_drafts = rows = self._rows[:num_rows].unbind(1)
         device, num_tokens = first.device, num_rows * width
         number = torch.arange(num_rows, device=device)
+        if width == 1:
+            return StateBatch(number, source, target, ())
         begin = first + replayed.cumsum(0) - replayed
         kept_after = torch.where(has_drafts > 0, replayed, replayed + count)
         end = begin + kept_after

@@ -243,9 +243,12 @@ class ModelRunner:
 
     def _sizes_of_rows(self, widths: Sequence[int], max_running: int) -> list[DraftSize]:
         """Return the sizes of graphs for rows with few tokens."""
-        if self.pages.states is not None:
-            widths = [width for width in widths if width <= MOST_WIDTH]
-        return draft_sizes(widths, max_running) if self.attention.captures_prompts else []
+        return draft_sizes(self._recorded(widths), max_running)
+
+    def _recorded(self, widths: Sequence[int]) -> list[int]:
+        """Return those of some widths of rows, above one, for which graphs can be made."""
+        most = MOST_WIDTH if self.pages.states is not None else max([0, *widths])
+        return [width for width in widths if width <= most] if self.attention.captures_prompts else []
 
     @property
     def spreads_prompts(self) -> bool:

@@ -138,11 +138,7 @@ class StageRunner(ModelRunner):
         return super().add_token_graphs(max_running, max_tokens, widths, capture)
 
     def _sizes_of_rows(self, widths: Sequence[int], max_running: int) -> list[DraftSize]:
-        if self.pages.states is not None:
-            return []
-        if not self.attention.captures_prompts:
-            widths = ()
-        return stage_sizes(widths, max_running) if self.attention.is_capturable else []
+        return stage_sizes(self._recorded(widths), max_running) if self.attention.is_capturable else []
 
     def _hidden(self, token_ids: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, bool]:
         if self.is_first:

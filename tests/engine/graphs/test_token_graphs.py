@@ -356,6 +356,13 @@ def test_a_step_of_which_too_much_would_be_padding_is_not_one_graph() -> None:
     assert size(6) is None and size(*[5] * 65) is None
 
 
+def test_a_row_of_one_token_takes_the_graph_of_those_that_it_replays() -> None:
+    row = msgspec.structs.replace(drafted(greedy_request("r", 6), [], [0, 1]), state=StateStep(0, 0, 4, ()))
+    batch = AttentionBatch.from_chunks([row], 4, 63, null_slot=9)
+    sizes, hidden = draft_sizes((2, 5), 64), torch.zeros(1, 1)
+    assert DraftGraphs(lambda ids, batch: ids, sizes, 80, 4, 0, hidden, Recording()).size_of(batch) == (1, 5)
+
+
 class Cuda:
     """Stands in for torch.cuda: notes what is recorded, and what a replay does."""
 

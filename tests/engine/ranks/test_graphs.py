@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.base.errors import RankLost
+from engine.graphs.draft_graphs import DraftSize
 from engine.loading import load_model
 from engine.models.expert_copies import NOTHING
 from engine.program.engine import Engine
@@ -15,6 +16,7 @@ from engine.runner.token_reader import TokensUnderway
 from engine.settings.drafting import Speculation
 from engine.values.sampling_params import SamplingParams
 from tests.engine.support.engines_on_ranks import PROMPTS, Layout, ranks_config, run_on_ranks, tokens_of_each
+from tests.engine.support.gpu_proofs import counted_replays
 from tests.engine.support.oracle import random_ids, save_tiny
 from tests.engine.support.rank_processes import Threads
 from tests.engine.support.recorded_graphs import Recording, SpreadingAttention, record_as_on_gpus
@@ -66,15 +68,23 @@ def test_ranks_that_replay_get_the_tokens_of_one_that_does_not(
         assert len(set(replayed)) == 1
 
 
-def test_ranks_replay_decodes_of_a_recurrent_model(recordings: list[Recording], tmp_path: Path) -> None:
-    """Each rank has its heads' part of a state in the slot that rank 0 names."""
-    model, params = save_tiny("qwen3_next", tmp_path), SamplingParams(temperature=0, max_tokens=12)
+@pytest.mark.parametrize("layout", [Layout(2), Layout(1, stages=2), Layout(2, stages=2)], ids=str)
+@pytest.mark.parametrize("drafts", [False, True])
+def test_ranks_replay_steps_of_a_recurrent_model(
+    recordings: list[Recording], layout: Layout, drafts: bool, tmp_path: Path
+) -> None:
+    """Each rank has its layers' or its heads' part of a state in the slot that rank 0 names."""
+    model = save_tiny("qwen3_next", tmp_path, num_hidden_layers=4 * layout.stages)
+    params = SamplingParams(temperature=0, max_tokens=12)
     alone, _ = run_on_ranks(model, 1, PROMPTS, params, attention="reference", cuda_graphs="off")
     recordings.clear()
-    shared, _ = run_on_ranks(model, 2, PROMPTS, params, **LIMITED)
+    drafting = Speculation(max_drafts=3, adaptive=False, min_match=1) if drafts else None
+    with counted_replays(DraftSize) as of_drafts:
+        shared, _ = run_on_ranks(model, layout, PROMPTS, params, speculation=drafting, **LIMITED)
     assert tokens_of_each(shared) == tokens_of_each(alone)
     replayed = [recording.num_replayed for recording in recordings]
     assert min(replayed) >= 8 and len(set(replayed)) == 1
+    assert any(of_drafts) == (drafts or layout.stages > 1)
 
 
 def test_ranks_replay_steps_with_drafts_and_with_prompts(model: Path, recordings: list[Recording]) -> None:
