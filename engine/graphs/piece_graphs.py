@@ -17,8 +17,8 @@ import torch
 from engine.attention.base import AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.chunked import ChunkedStep, cut_of
-from engine.attention.cut_step import Compute, CutStep
 from engine.attention.layer_groups import GroupedStep, steps_of
+from engine.attention.step_in_pieces import Compute, StepInPieces
 from engine.graphs.step_graphs import CutCapture, StepGraphs, next_size
 from engine.graphs.step_inputs import StepInputs
 
@@ -45,8 +45,9 @@ class PieceGraphs:
         *,
         has_chunks: bool = False,
     ) -> None:
-        """latent: as of `CutStep`; hidden: [max_tokens, H] at least, for results; num_groups: see `StepInputs`;
-        above: tokens up to which other graphs run all steps; has_chunks: whether some layers attend within chunks.
+        """latent: as of `StepInPieces`; hidden: [max_tokens, H] at least, for results; num_groups: as of
+        `StepInputs`; above: tokens up to which other graphs run all steps; has_chunks: whether some layers attend
+        within chunks.
         """
         self._layers, self._hidden, self._cut = layers, hidden, capture.cut
         self._sizes, self._max_tokens = piece_sizes(max_tokens, above), max_tokens
@@ -75,9 +76,9 @@ class PieceGraphs:
 
     @torch.inference_mode()
     def _compute(self, size: int) -> None:
-        self._hidden[:size] = self._layers(self._inputs.token_ids(size), self._cut_step(size))
+        self._hidden[:size] = self._layers(self._inputs.token_ids(size), self._in_pieces(size))
 
-    def _cut_step(self, size: int) -> AttentionStep:
+    def _in_pieces(self, size: int) -> AttentionStep:
         batch = self._inputs.batch(size)
         steps = [self._step_of(batch, group) for group in range(self._num_groups)]
         return steps[0] if self._num_groups == 1 else GroupedStep(steps)
@@ -87,10 +88,10 @@ class PieceGraphs:
             return steps_of(step)[group]
 
         own = batch.of_group(group)
-        whole = CutStep(own, self._outside, part, self._latent)
+        whole = StepInPieces(own, self._outside, part, self._latent)
         if not self._has_chunks:
             return whole
-        return ChunkedStep(whole, CutStep(own, self._outside, lambda step: cut_of(part(step)), self._latent))
+        return ChunkedStep(whole, StepInPieces(own, self._outside, lambda step: cut_of(part(step)), self._latent))
 
     def _outside(
         self, compute: Compute, shape: tuple[int, ...], dtype: torch.dtype, *inputs: torch.Tensor

@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.attention.base import AttentionStep
-from engine.attention.cut_step import CutStep
 from engine.attention.state_batch import StateBatch
 from engine.attention.state_slots import LayerState
+from engine.attention.step_in_pieces import StepInPieces
 from engine.layers.operations import Operations
 from engine.model_config.config import ModelConfig
 from engine.model_parts.parts import DeltaNetConfig
@@ -60,7 +60,7 @@ class GatedDeltaNet(nn.Module):
         mixed, z = self.in_proj(x).tensor_split((self.shape.channels,), dim=1)
         gates = F.linear(x, self.gates_proj)
         inputs = DeltaInputs(mixed, *self._strengths(gates))
-        if isinstance(step, CutStep):
+        if isinstance(step, StepInPieces):
             gated = self._gated_outside(inputs, gates, z, step, state)
         else:
             batch = _states_of(step)
@@ -69,7 +69,7 @@ class GatedDeltaNet(nn.Module):
         return output
 
     def _gated_outside(
-        self, inputs: DeltaInputs, gates: torch.Tensor, z: torch.Tensor, step: CutStep, state: LayerState
+        self, inputs: DeltaInputs, gates: torch.Tensor, z: torch.Tensor, step: StepInPieces, state: LayerState
     ) -> torch.Tensor:
         """Return what `run` of its heads does, with states advanced between two pieces."""
         heads = self.heads

@@ -125,6 +125,16 @@ def test_small_models_have_graphs_of_longer_prompts(tmp_path: Path) -> None:
     assert chosen == {"qwen3-0.6b": 2048, "llama-3.1-8b": 512, "qwen3-14b": 512, "70b": 512}
 
 
+def test_each_kind_of_heads_has_memory_for_its_queries(tmp_path: Path) -> None:
+    facts, config = ModelConfig.from_directory(save_tiny("gemma4", tmp_path)), EngineConfig(max_running=8)
+    kinds = [kind for kind, _ in facts.kinds_of_heads.values()]
+    assert len(kinds) == 2
+    for kind in kinds:
+        alike = replace(facts, layers=tuple(replace(layer, attention=kind) for layer in facts.layers))
+        assert list(alike.kinds_of_heads) == [kind.kv_shape]
+        assert graph_bytes(config, facts, 2, 512) > graph_bytes(config, alike, 2, 512)
+
+
 def test_the_memory_of_experts_kernels_and_of_their_results_is_counted(tmp_path: Path) -> None:
     facts, config = ModelConfig.from_directory(save_tiny("mixtral", tmp_path)), EngineConfig(max_running=8)
     assert facts.experts is not None

@@ -11,9 +11,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.attention.cut_step import Compute, CutStep
 from engine.attention.state_batch import StateBatch, StateRow
 from engine.attention.state_slots import LayerState
+from engine.attention.step_in_pieces import Compute, StepInPieces
 from engine.graphs.state_inputs import StateInputs
 from engine.model_parts.parts import DeltaNetConfig
 from engine.models.delta_net import GatedDeltaNet
@@ -34,7 +34,7 @@ def step(batch: StateBatch) -> Any:
     return cast(Any, SimpleNamespace(batch=SimpleNamespace(states=batch)))
 
 
-def cut_step(batch: StateBatch) -> CutStep:
+def step_in_pieces(batch: StateBatch) -> StepInPieces:
     """Calls outside of graphs are made immediately."""
 
     def outside(
@@ -44,7 +44,7 @@ def cut_step(batch: StateBatch) -> CutStep:
         assert (found.shape[1:], found.dtype) == (shape, dtype)
         return found
 
-    return CutStep(cast(Any, None), outside, lambda step: step, None)
+    return StepInPieces(cast(Any, None), outside, lambda step: step, None)
 
 
 def random_layer() -> tuple[GatedDeltaNet, LayerState]:
@@ -95,7 +95,7 @@ def test_rows_of_any_lengths_and_drafts_compute_the_same(
     padded = torch.cat((x, torch.randn(size * WIDTH - first, x.shape[1])))
     found = layer(padded, cast(Any, None), step(inputs.batch(size, WIDTH)), others)
 
-    in_pieces = layer(x, cast(Any, None), cut_step(batch), between)
+    in_pieces = layer(x, cast(Any, None), step_in_pieces(batch), between)
 
     torch.testing.assert_close(found[:first], expected)
     assert torch.equal(in_pieces, expected) and all(map(torch.equal, between, state))

@@ -136,12 +136,21 @@ def test_layers_that_attend_differently_are_recorded(
     assert sum(recording.num_cuts for recording in recordings) > 40
 
 
-@pytest.mark.parametrize("settings", [{}, OVERLAPPED, SPECULATES, {"preemption": "swap", "host_kv_gib": 0.01}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        OVERLAPPED,
+        {"speculation": Speculation(max_drafts=3, adaptive=False, min_match=1)},
+        {"preemption": "swap", "host_kv_gib": 0.01},
+    ],
+)
 def test_states_advance_between_pieces(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Prompts next to decodes, which keep states at borders, resume from them, and follow draft tokens."""
     model = save_tiny("qwen3_next", tmp_path, eos_token_id=7)
     config = config_for(model, kv_pages=36, **settings)
-    runner, recording = graphed(config, config.max_step_tokens, WIDTHS, spreads=True)
+    widths = WIDTHS if config.speculation else ()
+    runner, recording = graphed(config, config.max_step_tokens, widths, spreads=True)
     got, _ = play_workload(Engine(config, runner), 3)
     expected, _ = play_workload(Engine(config, load_model(config)), 3)
     assert_same_tokens(got, expected)

@@ -19,7 +19,9 @@ def with_attention(runner: ModelRunner, attention: AttentionBackend) -> ModelRun
     """Return a runner with the same model and as many pages and slots for states, one more of each for graphs, and
     another attention.
     """
-    own = runner.with_pages(runner.num_pages + 1, runner.num_state_slots + 1)
+    states = runner.pages.states
+    max_drafts = 0 if states is None else max(0, states.layer(0).drafts.shape[1] - 1)
+    own = runner.with_pages(runner.num_pages + 1, runner.num_state_slots + 1, max_drafts)
     made = ModelRunner(own.model_config, own.decoder, attention, own.pages, groups=own.layer_groups)
     made.max_model_len, made.fingerprint = own.max_model_len, own.fingerprint
     return made

@@ -29,7 +29,7 @@ class Outside(Protocol):
         """
 
 
-class CutStep:
+class StepInPieces:
     """Implements `AttentionStep` for layers that are recorded."""
 
     def __init__(
