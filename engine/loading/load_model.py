@@ -228,7 +228,10 @@ class _Loading:
             free = available_ram() // size if config.kv_pages is None else 0
         else:
             free = measure_step(
-                config, self._limit, lambda pages: small.with_pages(pages * self._num_groups), self._device
+                config,
+                self._limit,
+                lambda pages: small.with_pages(pages * self._num_groups, max_drafts=max_drafts(config)),
+                self._device,
             )
         per_token = small.kv_bytes_per_token + self._draft_kv_bytes
         other = self._reserved + self._draft_bytes

@@ -48,7 +48,7 @@ def measure_step(
 
 def worst_step(config: EngineConfig, max_model_len: int) -> StepPlan:
     """Return a step as large as any: the most tokens, at the end of the longest prompt, with all of them scored
-    and the most rows sampled, each with counts of its tokens for penalties.
+    and the most rows sampled, each with counts of its tokens for penalties. All but the prompt have draft tokens.
 
     All rows share the same pages, because only the memory of the step matters.
     """
@@ -56,18 +56,21 @@ def worst_step(config: EngineConfig, max_model_len: int) -> StepPlan:
     sampling = SamplingParams(
         temperature=1.0, top_p=0.9, top_k=50, logprobs=20, prompt_logprobs=20, repetition_penalty=1.1
     )
-    longest = min(config.max_step_tokens - config.max_running + 1, max_model_len)
-    sizes = [1] * (config.max_running - 1) + [max(1, longest)]
-    drafts = 0 if config.speculation is None else config.speculation.max_drafts * config.max_running
-    num_drafts = min(drafts, (config.max_step_tokens - config.max_running) // 2, sizes[-1] - 1)
+    decodes = config.max_running - 1
+    drafts = 0 if config.speculation is None else config.speculation.max_drafts
+    if decodes:
+        most = (config.max_step_tokens - config.max_running) // 2 // decodes
+        drafts = max(0, min(drafts, most, max_model_len - 1))
+    longest = min(config.max_step_tokens - decodes * (1 + drafts), max_model_len)
+    sizes = [1 + drafts] * decodes + [max(1, longest)]
     chunks = []
     for row, size in enumerate(sizes):
-        prompt = [0] * max_model_len if row == len(sizes) - 1 else ()
+        is_prompt = row == decodes
+        prompt = [0] * max_model_len if is_prompt else ()
         request = Request.make(
             f"warmup-{row}", prompt, sampling, arrival=0.0, seed=row, namespace=Namespace("warmup")
         )
         start = max_model_len - size
-        chunks.append(
-            Chunk(request, start, size, [0] * size, pages, samples=True, num_drafts=num_drafts if size > 1 else 0)
-        )
+        num_drafts = 0 if is_prompt else drafts
+        chunks.append(Chunk(request, start, size, [0] * size, pages, samples=True, num_drafts=num_drafts))
     return StepPlan(tuple(chunks))

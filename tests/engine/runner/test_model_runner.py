@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -9,10 +10,15 @@ import pytest
 import torch
 
 from cache import PageCopy
+from engine.loading import load_model
+from engine.loading.step_memory import worst_step
+from engine.parallel.collective import ALONE
+from engine.runner.model_runner import ModelRunner
 from engine.runner.stage_clock import StageClock
 from engine.runner.token_reader import TokensUnderway
 from engine.settings.config import EngineConfig
-from engine.values.plan import StepPlan
+from engine.settings.drafting import Speculation
+from engine.values.plan import StepPlan, StepResult
 from tests.engine.support.oracle import FAMILIES, VOCAB, Tiny, oracle_greedy, oracle_logits, tiny_models
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt, run_step
 
@@ -150,13 +156,39 @@ def test_settings_that_cannot_be_met_are_refused(tiny: Tiny, settings: dict[str,
 
 def test_the_worst_step_runs(tiny: Tiny) -> None:
     """The plan with which GPU memory is measured must be one that any runner can run."""
-    from engine.loading.step_memory import worst_step
-
     runner = load_runner(tiny("llama2"))
     config = EngineConfig(max_running=5, max_step_tokens=40)
     plan = worst_step(config, runner.max_model_len)
     assert plan.num_tokens == 40
     assert len(runner.run(plan).token_ids) == 5
+
+
+def test_the_step_by_which_a_recurrent_model_measures_memory_keeps_its_draft_tokens(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its rows drafts as many tokens as one may. Only the device is that of a GPU."""
+    config = EngineConfig(
+        str(tiny("qwen3_next")),
+        device="cpu",
+        attention="reference",
+        max_running=4,
+        max_step_tokens=40,
+        speculation=Speculation(max_drafts=3),
+    )
+    loading = load_model._Loading(config, 0, ALONE)
+    small = loading.with_a_page(load_model.load_decoder)
+    ran: list[StepResult] = []
+
+    def measure(config: EngineConfig, limit: int, with_pages: Callable[[int], ModelRunner], _: object) -> int:
+        plan = worst_step(config, limit)
+        assert [chunk.num_drafts for chunk in plan.chunks] == [3, 3, 3, 0] and plan.num_tokens == 40
+        ran.append(with_pages(-(-limit // config.page_size)).run(plan))
+        return 2**30
+
+    monkeypatch.setattr(load_model, "measure_step", measure)
+    monkeypatch.setattr(loading, "_device", torch.device("cuda"))
+    loading.with_all_pages(small)
+    assert len(ran) == 1
 
 
 def test_a_step_reports_the_time_of_its_preparation_and_sampling(tiny: Tiny) -> None:
