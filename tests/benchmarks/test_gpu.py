@@ -21,6 +21,7 @@ from benchmarks import gpu
 from benchmarks.gpu import ROOT, jobs, parse_args
 from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
 from benchmarks.gpu_sections.messages import Measurement
+from benchmarks.gpu_sections.proofs import FILE
 from benchmarks.gpu_sections.report import Report
 from benchmarks.gpu_sections.shapes import MODELS, Size
 from benchmarks.gpu_sections.workload import FULL
@@ -97,6 +98,15 @@ def test_it_runs_where_only_torch_triton_and_transformers_are_installed(tmp_path
     assert any(line["by"] == "transformers" for line in found["measurements"])
     assert "no picture: " in ended.stdout
     assert "all that ran is right" in out.with_suffix(".txt").read_text()
+
+
+def test_proofs_need_only_pytest_and_hypothesis_in_addition() -> None:
+    """Those of ranks, which need msgspec, are skipped, and others leave grammars out."""
+    script = f"import sys\nfor name in {sorted(NOT_THERE)!r}:\n    sys.modules[name] = None\nimport pytest\n"
+    script += f"sys.exit(pytest.main(['{FILE}', '-vv', '-p', 'no:cacheprovider', '-k', 'step_late or rank_that']))"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "2 passed, 4 skipped" in ran.stdout
 
 
 def _needed(names: tuple[str, ...]) -> set[str]:

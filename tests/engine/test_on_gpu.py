@@ -17,8 +17,9 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pytest
 import torch
@@ -66,10 +67,13 @@ from tests.engine.support.graph_workloads import (
 )
 from tests.engine.support.mtp_models import save_with_mtp
 from tests.engine.support.oracle import random_ids, save_tiny
-from tests.engine.support.rank_processes import OneGpu, Threads, Watched
 from tests.engine.support.recorded_graphs import Recording, record_as_on_gpus
 
+if TYPE_CHECKING:
+    from tests.engine.support.rank_processes import Threads, Watched
+
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA GPU")
+needs_msgspec = pytest.mark.skipif(not find_spec("msgspec"), reason="ranks need msgspec")
 GREEDY = SamplingParams(0.0, ignore_eos=True)
 SIZES: dict[str, Any] = {"device": DEVICE.type, "dtype": "float32", "max_model_len": 256, "max_running": 16}
 _POISON_BYTES = 8 * 2**30
@@ -167,13 +171,17 @@ GRAMMARS = (
     Grammar("choice", json.dumps(["yes", "no", "it depends"])),
 )
 
+HAS_GRAMMARS = find_spec("llguidance") is not None
+"""A bare GPU machine lacks it."""
+
 
 def play_in_little_memory(engine: Engine) -> dict[str, list[int]]:
     """Admit requests at any time, with grammars, chance and penalties, and abort some. Their pages do not fit."""
     draw, tokens = random.Random(5), defaultdict[str, list[int]](list)
     shared = ids("Answer in a few words: what is it, and how large?")
     for number in range(24):
-        kinds: list[dict[str, Any]] = [{}, {"grammar": GRAMMARS[number % 2]}, {"top_p": 0.8}, {"top_k": 9}]
+        grammar = {"grammar": GRAMMARS[number % 2]} if HAS_GRAMMARS else {}
+        kinds: list[dict[str, Any]] = [{}, grammar, {"top_p": 0.8}, {"top_k": 9}]
         params = SamplingParams(
             draw.choice([0.0, 1.0]),
             max_tokens=draw.randint(8, 40),
@@ -401,7 +409,16 @@ def test_one_kernel_sums_over_ranks_that_are_two_streams() -> None:
 
 def processes() -> Watched:
     """Return a launcher of processes with a GPU each, or that share the only one."""
+    from tests.engine.support.rank_processes import OneGpu, Watched
+
     return Watched() if torch.cuda.device_count() > 1 else OneGpu()
+
+
+def ranks_here() -> Watched | Threads:
+    """Return a launcher of processes on GPUs, or of threads on a CPU."""
+    from tests.engine.support.rank_processes import Threads
+
+    return processes() if ON_GPU else Threads()
 
 
 @pytest.fixture
@@ -427,6 +444,7 @@ RANKS: dict[str, tuple[str, Layout, dict[str, Any]]] = {
 }
 
 
+@needs_msgspec
 @pytest.mark.usefixtures("recordings", "nccl_in_one_host")
 @pytest.mark.parametrize("kind", RANKS)
 def test_ranks_give_the_tokens_of_one(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -449,7 +467,7 @@ def test_ranks_give_the_tokens_of_one(kind: str, tmp_path: Path, caplog: pytest.
             layout,
             PROMPTS,
             params,
-            processes() if ON_GPU else Threads(),
+            ranks_here(),
             cuda_graphs=GRAPHS,
             **sizes,
             **settings,
@@ -460,6 +478,7 @@ def test_ranks_give_the_tokens_of_one(kind: str, tmp_path: Path, caplog: pytest.
         assert "NCCL computes all sums" not in caplog.text
 
 
+@needs_msgspec
 @pytest.mark.usefixtures("recordings", "nccl_in_one_host")
 @pytest.mark.parametrize("kind", ["one-shot sums", "stages"])
 def test_a_rank_that_is_late_changes_no_token(kind: str, tmp_path: Path) -> None:
@@ -467,13 +486,14 @@ def test_a_rank_that_is_late_changes_no_token(kind: str, tmp_path: Path) -> None
     family, layout, settings = RANKS[kind]
     model = save_tiny(family, tmp_path, num_attention_heads=8, num_key_value_heads=2)
     sizes: dict[str, Any] = {"device": DEVICE.type, "dtype": "float32", "max_model_len": 128, **settings}
-    params, launcher = SamplingParams(temperature=0, max_tokens=40), processes() if ON_GPU else Threads()
+    params, launcher = SamplingParams(temperature=0, max_tokens=40), ranks_here()
     alone, _ = run_on_ranks(model, 1, PROMPTS, params, cuda_graphs="off", **sizes)
     with late_steps():
         shared, _ = run_on_ranks(model, layout, PROMPTS, params, launcher, cuda_graphs=GRAPHS, **sizes)
     assert tokens_of_each(shared) == tokens_of_each(alone)
 
 
+@needs_msgspec
 @pytest.mark.usefixtures("nccl_in_one_host")
 @pytest.mark.parametrize("kind", ["one-shot sums", "stages"])
 def test_a_rank_that_is_killed_ends_its_engine(kind: str, tmp_path: Path) -> None:

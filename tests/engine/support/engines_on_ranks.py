@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.program.engine import Engine
-from engine.ranks.launcher import WorkerLauncher
 from engine.settings.config import EngineConfig
 from engine.values.sampling_params import SamplingParams
 from engine.values.stream_delta import StreamDelta
 from tests.engine.support.oracle import random_ids
-from tests.engine.support.rank_processes import Threads
+
+if TYPE_CHECKING:
+    from engine.ranks.launcher import WorkerLauncher
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
 
@@ -52,6 +53,8 @@ def run_on_ranks(
     """Run all prompts at once on such ranks (`ranks_config`); returns the results, and the engine, closed.
     `launcher`: None for threads.
     """
+    from tests.engine.support.rank_processes import Threads  # imports msgspec, which a bare GPU machine lacks
+
     engine = Engine.from_config(ranks_config(model, layout, **settings), launcher=launcher or Threads())
     events: list[list[StreamDelta]] = [[] for _ in prompts]
     try:
