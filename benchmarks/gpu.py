@@ -54,7 +54,7 @@ SECTIONS: dict[str, Share] = {
     "experts": Share(10, 60),
     "check": Share(20, 60),
     "check_mixture": Share(20, 60),
-    "proofs": Share(30, 110),
+    "proofs": Share(30, 160),
     "ranks": Share(30, 90),
     "decode": Share(30, 100),
     "anatomy": Share(15, 60),
