@@ -249,8 +249,8 @@ def _saved(kept: KeptBlocks, element: int) -> int:
 
 
 def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfig, element: int = 0) -> None:
-    """Add the unused contents of the model's files, and the keys that would make a start fail. `element`: bytes of a
-    decoder's plain number.
+    """Add the unused contents of the model's files, and the keys that would make a start fail. `element`: bytes of
+    a decoder's plain number.
     """
     from engine.loading.mtp_targets import has_mtp_layer, mtp_bytes
     from engine.loading.unused import Unused
