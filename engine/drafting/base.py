@@ -14,8 +14,9 @@ class Drafter(Protocol):
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
         """Propose for each request up to `max_tokens` (one number each, at least 1) tokens to follow its last one.
 
-        All of the requests' tokens are known, and the requests have only grown since the last call. An empty draft
-        is always allowed; drafts hold only ids of the model's vocabulary. Never raises for lack of memory.
+        All of the requests' tokens are known, no step computes any of them meanwhile, and the requests have only
+        grown since the last call. An empty draft is always allowed; drafts hold only ids of the model's
+        vocabulary. Never raises for lack of memory.
         """
 
     def forget(self, request: Request) -> None:

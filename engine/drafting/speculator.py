@@ -98,7 +98,8 @@ class Speculator:
 
     def _num_wanted(self, request: Request, most: int, cost: float) -> int:
         payoff = self._payoffs.setdefault(request.request_id, Payoff())
-        if most <= 0 or not self.wants(request):
+        is_in_flight = request.num_planned > request.num_computed  # a prompt, before its last token
+        if most <= 0 or is_in_flight or not self.wants(request):
             return 0
         count = payoff.num_worthwhile(cost, most)
         if not count:

@@ -190,6 +190,8 @@ class NativeDecoder:
         if self.inner_layers:
             hidden = hidden[:, : self.config.hidden_size]
         rows, hidden = hidden.shape[0], hidden.contiguous()
+        if rows == 0:  # The kernels' threads would wait forever for the end of a phase without work.
+            return self._logits[:0]
         if self._logits.shape[0] < rows:
             self._logits = torch.empty(rows * 5 // 4 + 1, self.config.vocab_size)
         size = -(-rows // 16) * 16 * self.config.hidden_size * self._dtype.itemsize

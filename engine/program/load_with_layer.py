@@ -66,7 +66,8 @@ def load_with_layer(
     drafting.max_model_len = most
     sizes = draft_chains(config, attention) if why_not(config, attention, device) is None else []
     graphs = graph_bytes(config, layer, dtype.itemsize, most, chains=sizes, only_chains=True) if sizes else 0
-    kept = config.max_running * settings.max_prefill_tokens * layer.hidden_size
+    num_kept = max(settings.max_prefill_tokens, 1 + settings.max_drafts)  # All draft tokens may be wrong.
+    kept = config.max_running * num_kept * layer.hidden_size
     # Graphs keep the states of inner layers, and twice as much while they compute.
     graphed = 3 * (config.max_running + piece_tokens(config, model)) if device.type == "cuda" else 0
     draft_bytes = graphs + (kept + graphed * len(inner_layers) * model.hidden_size) * dtype.itemsize
@@ -78,7 +79,7 @@ def load_with_layer(
         runner = load_runner(config, per_token, launcher, draft_bytes, inner_layers)
         num_pages = runner.num_pages
     first = runner if isinstance(runner, ModelRunner) else runner.first
-    hidden = HiddenStates(settings.max_prefill_tokens, lambda found: decoder.states_of(first.decoder, found))
+    hidden = HiddenStates(num_kept, lambda found: decoder.states_of(first.decoder, found))
     first.on_hidden = hidden.add
     if config.num_ranks == 1:
         share_tables(decoder, first.decoder, directory, dtype, device)

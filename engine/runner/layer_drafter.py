@@ -111,7 +111,7 @@ class LayerDrafter(DraftModel):
             before = torch.cat(parts)
         logits, own = self._layer.predict(plan, before)
         self._own = {
-            chunk.request.request_id: row for chunk, row in zip(plan.sampling_chunks, own.split(1), strict=True)
+            chunk.request.request_id: row for chunk, row in zip(plan.sampling_chunks, own[:, None], strict=True)
         }
         return logits
 

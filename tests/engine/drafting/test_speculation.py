@@ -255,6 +255,17 @@ def test_a_request_without_draft_tokens_is_planned_ahead() -> None:
     assert 8 <= sum(needed) < 40
 
 
+def test_nothing_is_drafted_for_a_prompt_whose_tokens_are_in_flight() -> None:
+    """Its last token is planned like one to decode, while another step computes those before it."""
+    drafts = ScriptedDrafts()
+    script = Script(overlap=True, drafter=drafts, limits={"max_step_tokens": 9, "max_running": 2})
+    a = script.arrive(range(1, 11), max_tokens=8)
+    script.run()
+    assert [(chunk.start, chunk.num_tokens, chunk.num_drafts) for chunk in script.chunks(a)[:2]] == [(0, 9, 0), (9, 1, 0)]
+    assert script.tokens(a) == script.undisturbed(a)
+    assert not drafts.mistakes
+
+
 def test_steps_report_how_many_draft_tokens_they_held() -> None:
     script = Script(num_pages=200, drafter=ScriptedDrafts(0.5))
     stats: list[StepStats] = []

@@ -30,6 +30,8 @@ class ScriptedDrafts:
     def _draft(self, request: Request, most: int) -> list[int]:
         if most < 1 or PENDING in request.tokens or request.num_tokens + most >= request.longest:
             self.mistakes.append(f"{request.request_id} is asked for {most} tokens after {request.tokens}")
+        if request.num_planned > request.num_computed:
+            self.mistakes.append(f"{request.request_id} is asked for while a step computes its tokens")
         self.held.add(request.request_id)
         context = list(request.tokens)
         for _ in range(min(most, self._most, self._random.randint(0, 6))):
