@@ -76,7 +76,7 @@ class KVPages:
         self.null_page = num_pages
         self.num_spare = num_spare
         self.data = (
-            untouched_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+            untouched_zeros(math.prod(shape) * dtype.itemsize, "kv_pages").view(dtype).view(shape)
             if device.type == "cpu"
             else torch.zeros(shape, dtype=dtype, device=device)
         )

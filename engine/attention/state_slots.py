@@ -91,4 +91,5 @@ class StateSlots:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu" or not math.prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
-    return untouched_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return untouched_zeros(num_bytes, "max_running or state_snapshots").view(dtype).view(shape)

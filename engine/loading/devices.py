@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from engine.model_config.config import WeightType
@@ -12,8 +14,8 @@ def device_named(name: str) -> torch.device:
     """Return the device that the setting `device` means. Raises ValueError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.partition(":")[0] not in ("cpu", "cuda"):
-        raise ValueError(f'device must be "auto", "cpu" or "cuda", got {name!r}')
+    if re.fullmatch(r"cpu|cuda(:\d{1,3})?", name) is None:
+        raise ValueError(f'device must be "auto", "cpu", "cuda" or one of several GPUs ("cuda:1"), got {name!r}')
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError('device is "cuda", but torch finds no CUDA device; use "cpu" or a CUDA build of torch')

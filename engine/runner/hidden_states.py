@@ -37,9 +37,9 @@ class HiddenStates:
     """
 
     def __init__(self, most: int, states_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """most: how many positions of a request are kept, at least those of its tokens in a step with draft tokens,
-        which may be wrong; states_of: maps hidden states of a step, [N, hidden_width], which the next one
-        overwrites, to those to keep, [N, hidden_size].
+        """most: how many positions of a request are kept, at least those of a step with draft tokens, which may be
+        wrong; states_of: maps hidden states of a step, [N, hidden_width], which the next one overwrites, to those
+        to keep, [N, hidden_size].
         """
         self._most, self._states_of = most, states_of
         self._kept: WeakKeyDictionary[Request, deque[_Piece]] = WeakKeyDictionary()

@@ -233,6 +233,8 @@ class EngineConfig(SchedulerSettings):
             cpu_list(self.cpus)
         if self.quantization not in (None, *get_args(Quantization)):
             raise ValueError(f'quantization must be "int8", "fp8" or None, got {self.quantization!r}')
+        if self.dtype not in get_args(DType):
+            raise ValueError(f'dtype must be "auto", "float32", "bfloat16" or "float16", got {self.dtype!r}')
         if self.kv_dtype not in get_args(KVDType):
             raise ValueError(f'kv_dtype must be "auto" or "fp8", got {self.kv_dtype!r}')
         if self.cuda_graphs not in get_args(CudaGraphs):

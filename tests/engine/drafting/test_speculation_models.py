@@ -131,8 +131,8 @@ def test_a_request_resumes_at_any_token(drafted: str, speculation: Speculation) 
     ]
 
 
-def test_a_prompt_that_the_drafter_computes_in_parts_is_drafted_for(drafted: str, speculation: Speculation) -> None:
-    """The first parts end in no draft token, and a part is smaller than a step's draft tokens, which may be wrong."""
+def test_a_prompt_that_the_drafter_computes_in_parts_gets_drafts(drafted: str, speculation: Speculation) -> None:
+    """The first parts end in no draft token. They are smaller than a step's draft tokens, which may be wrong."""
     settings = dataclasses.replace(speculation, max_prefill_tokens=3)
     run = Run(EngineConfig(model=drafted, device="cpu", kv_pages=200, max_step_tokens=256, speculation=settings))
     run.submit("a", PROMPTS[0], SamplingParams(max_tokens=25, **DRAWN, **FEW))

@@ -107,3 +107,5 @@ def test_streams_do_not_pass_between_rounded_and_other_kv() -> None:
 def test_no_other_type_is_known() -> None:
     with pytest.raises(ValueError, match=r'kv_dtype must be "auto" or "fp8", got \'int4\''):
         EngineConfig(kv_dtype="int4")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r'^dtype must be "auto", "float32", .*, got \'int4\''):
+        EngineConfig(dtype="int4")  # type: ignore[arg-type]

@@ -21,8 +21,10 @@ from engine.loading.kv_memory import (
 )
 from engine.loading.step_memory import measure_step
 from engine.model_config.config import ModelConfig
+from engine.program.engine import Engine
 from engine.settings.config import EngineConfig
 from engine.values.plan import Runner, StepPlan
+from tests.engine.support.oracle import save_tiny
 
 MIB = 2**20
 
@@ -51,6 +53,12 @@ def test_stated_pages_are_taken_as_stated() -> None:
 def test_too_little_memory_is_explained() -> None:
     with pytest.raises(ValueError, match="no memory for KV pages"):
         pages_for(EngineConfig(), MIB, MIB, max_model_len=100)
+
+
+def test_pages_for_which_the_machine_has_no_memory_are_refused(tmp_path: Path) -> None:
+    config = EngineConfig(model=str(save_tiny("llama2", tmp_path)), device="cpu", kv_pages=2**40)
+    with pytest.raises(ValueError, match=r"GiB of memory cannot be allocated; lower kv_pages"):
+        Engine.from_config(config)
 
 
 def test_host_pages_take_the_configured_memory_or_none() -> None:

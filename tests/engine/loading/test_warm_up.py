@@ -95,3 +95,9 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert device_named("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(ValueError, match="device is 'cuda:2', but torch finds 2 CUDA devices, numbered from 0"):
         device_named("cuda:2")
+
+
+@pytest.mark.parametrize("name", ["cuda:x", "cuda:", "cpu:1", "tpu", ""])
+def test_an_unknown_device_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match='device must be "auto", "cpu", "cuda" or one of several GPUs'):
+        device_named(name)
