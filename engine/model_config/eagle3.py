@@ -29,6 +29,15 @@ _WITHOUT_EFFECT = (
     "speculators_version",
 )
 """Keys of speculators that do not influence how the layer computes."""
+_USUAL = {
+    "has_lm_head": True,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+}
+"""Keys of `eagle_config` in NVIDIA's files, with the values of a layer like those of others. Another number is an
+unknown key; without a norm or a head, the files lack a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,9 @@ class Eagle3Config:
         eagle = dict(rest.pop("eagle_config", None) or {})
         if eagle.pop("use_aux_hidden_state", True) is False:
             raise ModelLoadError(f"{name} has use_aux_hidden_state false: it reads no states of inner layers")
+        if (eagle.get("parallel_draft_step") or 1) == 1:
+            eagle.pop("parallel_draft_heads_num_layers", None)
+        eagle = {key: value for key, value in eagle.items() if key not in _USUAL or value != _USUAL[key]}
         named = [ids for ids in (rest.pop(_LAYER_IDS, None), eagle.pop(_LAYER_IDS, None)) if ids]
         if any(ids != named[0] for ids in named):
             raise ModelLoadError(f"{name} names two lists of layers in {_LAYER_IDS}: {named[0]} and {named[1]}")

@@ -221,6 +221,20 @@ SPECFORGE = {
     "vocab_size": 151936,
 }
 """For Qwen3-235B-A22B, which has 94 layers."""
+NVIDIA = {
+    **SPECFORGE,
+    "eagle_config": {
+        "eagle_aux_hidden_state_layer_ids": [],
+        "use_aux_hidden_state": True,
+        "use_input_layernorm_in_first_layer": True,
+        "use_last_layernorm": True,
+        "use_mtp_layernorm": False,
+        "next_layer_regular": True,
+        "parallel_draft_step": 1,
+        "parallel_draft_heads_num_layers": 1,
+    },
+}
+"""The keys that NVIDIA's Model Optimizer writes, without numbers of layers."""
 SAFEAI = {
     "architectures": ["LlamaForCausalLM"],
     "bos_token_id": 128000,
@@ -271,6 +285,7 @@ def read(directory: Path, raw: Mapping[str, Any]) -> Eagle3Config:
     [
         (SPECFORGE, 94, (2, 47, 91)),
         (SAFEAI, 32, (2, 16, 29)),
+        (NVIDIA, 80, (2, 40, 77)),
         (SPECULATORS, 32, (2, 16, 29)),
         ({**SAFEAI, "eagle_aux_hidden_state_layer_ids": [1, 15, 28]}, 32, (2, 16, 29)),
         ({**SAFEAI, "eagle_aux_hidden_state_layer_ids": [2, 9, 20, 31]}, 32, (2, 9, 20, 31)),
@@ -309,6 +324,11 @@ def test_its_parameters_are_counted(model: Tiny, tmp_path: Path, form: str) -> N
             "has norm_before_fc and fc_norm, of which a layer has only one",
         ),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "has eagle_config.use_mtp_layernorm, which"),
+        ({"eagle_config": {"parallel_draft_step": 2}}, "has eagle_config.parallel_draft_step, which"),
+        (
+            {"eagle_config": {"parallel_draft_step": 2, "parallel_draft_heads_num_layers": 1}},
+            "parallel_draft_step, eagle_config.parallel_draft_heads_num_layers, which",
+        ),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state false"),
         ({"hidden_size": "wide"}, "has hidden_size = 'wide'; expected an integer"),
         ({"vocab_size": None}, "describes no EAGLE-3 layer"),
