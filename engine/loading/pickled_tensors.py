@@ -45,7 +45,7 @@ _TYPES: Mapping[str, tuple[str, str, int]] = {
 }
 """For each of torch's names for memory: safetensors' spelling of the type, torch's, and its bytes."""
 _TO_SAFETENSORS = (
-    "convert it to safetensors where you trust it: "
+    "if you trust it, convert it to safetensors: "
     "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"
 )
 
@@ -113,9 +113,8 @@ class _View:
         place, dtype = self._place, getattr(torch, _TYPES[self._place.type][1])
         try:
             with open_regular(self._path) as file, warnings.catch_warnings():
-                warnings.filterwarnings(
-                    "ignore", message="The given buffer is not writable"
-                )  # it is never written
+                # It is never written.
+                warnings.filterwarnings("ignore", message="The given buffer is not writable")
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 count = math.prod(place.shape)
                 return torch.frombuffer(content, dtype=dtype, count=count, offset=place.offset).view(place.shape)
