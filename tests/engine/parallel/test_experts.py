@@ -106,7 +106,7 @@ def test_a_model_without_experts_has_none_to_share(tmp_path: Path) -> None:
 
 def copies_of_rank_0(engine: Engine) -> tuple[list[Experts], ExpertCopies]:
     """The experts in an engine's first rank, and its copies."""
-    runner = getattr(engine.runner, "_runner")  # noqa: B009
+    runner = getattr(engine.runner, "first")  # noqa: B009
     assert runner.expert_copies is not None
     return [layer.mlp for layer in runner.decoder.layers if isinstance(layer.mlp, Experts)], runner.expert_copies
 
@@ -186,7 +186,7 @@ def test_a_step_that_cannot_be_read_changes_no_copies(tiny: Tiny, monkeypatch: p
     engine = Engine.from_config(config, launcher=Threads())
     runner, sent = engine.runner, list[object]()
     assert isinstance(runner, ParallelRunner)
-    chooser, own = getattr(runner, "_copies"), getattr(runner, "_runner")  # noqa: B009
+    chooser, own = getattr(runner, "_copies"), runner.first  # noqa: B009
     try:
         chosen = {0: [[2], [NOTHING]]}
         monkeypatch.setattr(chooser, "next_changes", lambda: chosen)

@@ -164,5 +164,5 @@ def test_copies_of_experts_change_between_recorded_steps(tmp_path: Path, recordi
     shared, engine = run_on_ranks(model, 2, PROMPTS, params, **settings)
     assert tokens_of_each(shared) == tokens_of_each(alone)
     assert min(recording.num_replayed for recording in recordings) >= 8
-    placed = getattr(engine.runner, "_runner").expert_copies.placed  # noqa: B009
+    placed = getattr(engine.runner, "first").expert_copies.placed  # noqa: B009
     assert any(expert != NOTHING for placement in placed for experts in placement for expert in experts)
