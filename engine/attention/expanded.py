@@ -135,7 +135,8 @@ class _Prompt:
         out: torch.Tensor,
     ) -> None:
         """Write the values of this row's tokens to `out`."""
-        # It imports torch's compiler, for which engines without such rows need not wait.
+        # These import torch's compiler, for which engines without such rows need not wait.
+        from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.nn.attention.bias import causal_lower_right
 
         parts = gathered(pages, self._slots, out.dtype, scales, self._shape.latent)
@@ -145,13 +146,16 @@ class _Prompt:
         (count, num_heads, head_dim), num_positions, value_dim = queries.shape, len(key), out.shape[2]
         mask = causal_lower_right(count, num_positions)
         each = max(1, _POSITIONS // num_positions)
-        for first in range(0, num_heads, each):
-            some = slice(first, min(first + each, num_heads))
-            expanded = F.linear(latent, expansion[some].flatten(0, 1)).unflatten(1, (-1, expansion.shape[1]))
-            plain, values = expanded.tensor_split((-value_dim,), dim=2)
-            keys = torch.cat((plain, turned.expand(-1, plain.shape[1], -1)), -1)
-            # Zeros after values make them as long as keys, as torch's fastest kernel requires.
-            values = F.pad(values, (0, head_dim - value_dim))
-            own, keys, values = (part.transpose(0, 1)[None] for part in (queries[:, some], keys, values))
-            attended = F.scaled_dot_product_attention(own, keys, values, mask, scale=self._shape.scale)
-            out[self._tokens, some] = attended[0, :, :, :value_dim].transpose(0, 1)
+        # Otherwise torch takes cuDNN on Hopper GPUs, which plans for each new length of a prompt.
+        kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        with sdpa_kernel(kernels):
+            for first in range(0, num_heads, each):
+                some = slice(first, min(first + each, num_heads))
+                expanded = F.linear(latent, expansion[some].flatten(0, 1)).unflatten(1, (-1, expansion.shape[1]))
+                plain, values = expanded.tensor_split((-value_dim,), dim=2)
+                keys = torch.cat((plain, turned.expand(-1, plain.shape[1], -1)), -1)
+                # Zeros after values make them as long as keys, as torch's fastest kernel requires.
+                values = F.pad(values, (0, head_dim - value_dim))
+                own, keys, values = (part.transpose(0, 1)[None] for part in (queries[:, some], keys, values))
+                attended = F.scaled_dot_product_attention(own, keys, values, mask, scale=self._shape.scale)
+                out[self._tokens, some] = attended[0, :, :, :value_dim].transpose(0, 1)
