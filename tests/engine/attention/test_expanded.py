@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from engine.attention import expanded
 from engine.attention.base import AttentionShape
@@ -37,7 +38,18 @@ def few_tokens_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     [[(0, 8)], [(70, 30)], [(9, 1), (40, 1), (3, 5), (60, 9), (0, 40), (7, 2)], [(0, 33), (20, 34)]],
     ids=["new", "after others", "among others", "all"],
 )
-def test_values_are_those_of_absorbed_queries(rows: list[tuple[int, int]], is_fp8: bool) -> None:
+def test_values_are_those_of_absorbed_queries(
+    rows: list[tuple[int, int]], is_fp8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never by cuDNN, which plans for each new length."""
+    takes_cudnn: list[bool] = []
+    multiply = F.linear  # it expands heads, just before attention
+
+    def noting(*args: Any, **options: Any) -> torch.Tensor:
+        takes_cudnn.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return multiply(*args, **options)
+
+    monkeypatch.setattr(F, "linear", noting)
     case = Paged(rows, Heads(HEADS, 1, RANK + ROPE, RANK), 3, None, torch.float64)
     scales = (0.25, 1.0) if is_fp8 else UNSCALED
     pages = case.pages.layer(0)
@@ -56,6 +68,7 @@ def test_values_are_those_of_absorbed_queries(rows: list[tuple[int, int]], is_fp
     assert isinstance(step, ExpandedStep)
     plain = backend.prepare(case.batch, case.pages.null_page)
     found, expected = step.values(pages, query, expansion, scales, absorbed), absorbed(plain, query)
+    assert takes_cudnn and not any(takes_cudnn)
     torch.testing.assert_close(found, expected, atol=1e-6 if is_fp8 else 1e-10, rtol=0)
     torch.testing.assert_close(absorbed(step, query), expected)
 

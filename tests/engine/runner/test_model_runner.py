@@ -12,6 +12,7 @@ import torch
 from cache import PageCopy
 from engine.loading import load_model
 from engine.loading.step_memory import worst_step
+from engine.loading.weights import load_decoder
 from engine.parallel.collective import ALONE
 from engine.runner.model_runner import ModelRunner
 from engine.runner.stage_clock import StageClock
@@ -176,7 +177,7 @@ def test_the_step_by_which_a_recurrent_model_measures_memory_keeps_its_draft_tok
         speculation=Speculation(max_drafts=3),
     )
     loading = load_model._Loading(config, 0, ALONE)
-    small = loading.with_a_page(load_model.load_decoder)
+    small = loading.with_a_page(load_decoder)
     ran: list[StepResult] = []
 
     def measure(config: EngineConfig, limit: int, with_pages: Callable[[int], ModelRunner], _: object) -> int:
