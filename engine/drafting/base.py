@@ -16,7 +16,7 @@ class Drafter(Protocol):
 
         All of the requests' tokens are known, no step computes any of them meanwhile, and the requests have only
         grown since the last call. An empty draft is always allowed; drafts hold only ids of the model's
-        vocabulary. Never raises for lack of memory.
+        vocabulary, or are `PENDING` if only the device has them. Never raises for lack of memory.
         """
 
     def forget(self, request: Request) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from engine.drafting.base import Drafter
 from engine.drafting.payoff import DraftCost, Payoff
-from engine.values.request import Request
+from engine.values.request import PENDING, Request
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,10 @@ class Speculator:
         self._cost = DraftCost()
         self._payoffs: dict[str, Payoff] = {}
         self._stepped_at: float | None = None
+        self._drafts_behind = False  # whether the drafter has ever drafted behind a step
+        self._is_behind = False  # whether it does so behind the last planned step
+        self._is_due = False  # whether a step without drafts is due that has none to wait for
+        self._has_waited = False  # whether the next step without drafts that is applied has waited for some
 
     @property
     def is_on(self) -> bool:
@@ -46,7 +50,9 @@ class Speculator:
         prefill makes progress, and never pass a request's end.
         """
         drafts: list[Sequence[int]] = [()] * len(requests)
-        if not requests or not self.is_on or (self._adaptive and self._cost.is_due(len(requests))):
+        was_behind, self._is_behind = self._is_behind, False
+        self._has_waited |= was_behind
+        if not requests or not self.is_on or (self._adaptive and self._is_plain_due(len(requests), was_behind)):
             return drafts
         cost = self._cost.per_draft_token(len(requests)) if self._adaptive else 0.0
         most = min(self._max_drafts, room // 2 // len(requests))
@@ -58,6 +64,8 @@ class Speculator:
         if not wanted:
             return drafts
         found = self._ask([requests[index] for index in wanted], list(wanted.values()))
+        self._drafts_behind |= any(PENDING in draft[:1] for draft in found)
+        self._is_behind = self._drafts_behind and any(found)
         for index, draft in zip(wanted, found, strict=True):
             drafts[index] = draft
             if not draft and self._adaptive:
@@ -74,9 +82,10 @@ class Speculator:
         lost overlap.
 
         Only steps without prefill are compared. An idle engine starts with a prefill step, so pauses are not
-        measured.
+        measured. Nor are steps without drafts that had to wait for drafts.
         """
-        if self._stepped_at is not None and num_requests and not num_prefill:
+        has_waited, self._has_waited = self._has_waited and not num_drafts, False
+        if self._stepped_at is not None and num_requests and not num_prefill and not has_waited:
             self._cost.observe(num_requests, num_drafts, now - self._stepped_at)
         self._stepped_at = now
 
@@ -85,6 +94,14 @@ class Speculator:
         self._payoffs.pop(request.request_id, None)
         if self.drafter is not None:
             self.drafter.forget(request)
+
+    def _is_plain_due(self, num_requests: int, was_behind: bool) -> bool:
+        """Whether the next step should have no drafts, for comparison. If drafts that it does not use are computed
+        behind the last step, the one after it should have none either.
+        """
+        is_due = self._cost.is_due(num_requests) or self._is_due
+        self._is_due = is_due and was_behind
+        return is_due
 
     def _ask(self, requests: Sequence[Request], most: Sequence[int]) -> list[Sequence[int]]:
         """Ask the drafter. If it fails, requests continue without drafts instead of failing."""

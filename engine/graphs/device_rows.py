@@ -68,17 +68,18 @@ class DeviceRows:
         self._tables[:, :, 0] = self._layout.empty_page
         self._state_words.fill_(self._layout.empty_state)
 
-    def replace(self, fields: torch.Tensor, tables: torch.Tensor, tokens: torch.Tensor) -> None:
+    def replace(self, fields: torch.Tensor, tables: torch.Tensor, later: torch.Tensor | None) -> None:
         """Replace all rows by others, without recurrent states and in one group of layers.
 
-        fields: int32, all words before the page tables; tables: int32 [R, P], those of the first rows; tokens:
-        int64 [R], negative where a request ends, so that any token will do.
+        fields: int32, all words before the page tables; tables: int32 [R, P], those of the first rows; later:
+        int64 [R], to be added to their positions.
         """
         self.clear()
         count, width = tables.shape
         self._words[: len(fields)] = fields
         self._tables[0, :count, :width] = tables
-        self._tokens[:count] = tokens.clamp(min=0)
+        if later is not None:
+            self._positions[:count] += later
 
     def write(self, changes: RowChanges, before: torch.Tensor | None) -> None:
         """Bring the rows up to date for a step; `before` holds the tokens that the previous step sampled."""

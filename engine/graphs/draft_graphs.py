@@ -1,5 +1,5 @@
-"""Steps of rows with a few tokens each as CUDA graphs: those that verify drafts, a draft model's own, and those of
-a pipeline's stages.
+"""Steps of rows with a few tokens each as CUDA graphs: those that verify drafts, those of draft models and layers,
+and those of a pipeline's stages.
 
     rows x width    [ t d d . ]     a row has up to `width` tokens: its last one, and its draft tokens
                     [ t d d d ]     rows are ragged: their tokens follow each other, and padding is at the end

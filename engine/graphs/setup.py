@@ -69,8 +69,8 @@ def why_none(config: EngineConfig, device: torch.device) -> str | None:
 
 
 def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple[int, ...]:
-    """Return the widths of rows for which graphs with draft tokens are made: of the model that verifies them, or
-    of the draft model, which computes one or two tokens for each draft token.
+    """Return the widths of rows for which graphs with draft tokens are made: of the model that verifies them, and
+    of a layer, which computes them after it; or of a draft model, which computes one or two tokens for each.
     """
     if config.speculation is None:
         return ()
@@ -118,24 +118,24 @@ def graph_bytes(
     spreads_prompts: bool = False,
     is_draft_model: bool = False,
     chains: Sequence[ChainSize] = (),
-    only_chains: bool = False,
+    is_layer: bool = False,
     num_groups: int = 1,
 ) -> int:
     """Estimate the bytes of GPU memory to reserve for all graphs and their inputs.
 
     `is_planned`: whether some are for short rows (`contexts_up_to`); `spreads_prompts`: whether in some each token
-    is a row. A draft model has no graphs of plain decodes. `chains`: the sizes of graphs that continue drafts;
-    `only_chains`: whether there are no others. `num_groups`: groups of layers with page tables of their own.
-    Graphs share one pool, sized by the largest: one layer's tensors, and the logits.
+    is a row. A draft model has no graphs of plain decodes, and a layer that drafts (`is_layer`) none of prompts
+    either. `chains`: the sizes of graphs that continue drafts. `num_groups`: groups of layers with page tables of
+    their own. Graphs share one pool, sized by the largest: one layer's tensors, and the logits.
     """
     rows = sizes_up_to(config.max_running)
     decodes = DecodeSizes(rows, contexts_up_to(max_model_len, is_planned=is_planned)).all
-    widths = () if only_chains else draft_widths(config, is_draft_model=is_draft_model)
+    widths = draft_widths(config, is_draft_model=is_draft_model)
     drafts = draft_sizes(widths, config.max_running)
-    most = 0 if only_chains else piece_tokens(config, model, is_draft_model=is_draft_model)
+    most = 0 if is_layer else piece_tokens(config, model, is_draft_model=is_draft_model)
     spreads = spread_sizes(most) if spreads_prompts and model.delta_net is None else []
     pieces = piece_sizes(most, above=LONGEST if spreads else 0)
-    num_graphs = len(drafts) + len(spreads) + len(pieces) + (0 if is_draft_model or only_chains else len(decodes))
+    num_graphs = len(drafts) + len(spreads) + len(pieces) + (0 if is_draft_model or is_layer else len(decodes))
     num_graphs += sum(size.calls for size in chains)  # Each call has as many kernels as another graph.
     num_whole = max([rows[-1], *spreads, *(size.num_tokens for size in drafts)])
     num_tokens = max([num_whole, *pieces])

@@ -21,6 +21,7 @@ from engine.loading.same_vocabulary import check_same_vocabulary
 from engine.model_files.model_directory import resolve_model
 from engine.ranks.load_runner import load_runner
 from engine.runner.draft_model import DraftModel
+from engine.runner.drafts_behind import DraftsBehind
 from engine.runner.model_runner import ModelRunner
 from engine.settings.config import EngineConfig
 
@@ -69,7 +70,11 @@ def load_with_draft_model(
         runner = load_runner(config, draft.kv_bytes_per_token * config.context_parallel_size, launcher, reserved)
         draft = draft.with_pages(runner.num_pages + is_graphed)
     chains = add_draft_graphs(config, draft, CudaCapture(draft.device), reserved) if is_graphed else None
-    return runner, DraftModel(draft, runner.model_config.eos_token_ids, settings.max_prefill_tokens, chains)
+    drafter = DraftModel(draft, runner.model_config.eos_token_ids, settings.max_prefill_tokens, chains)
+    # Other ranks do not know drafts that are only on the device.
+    if chains is not None and isinstance(runner, ModelRunner):
+        drafter.behind, runner.drafts_after = DraftsBehind(draft, chains), drafter.after
+    return runner, drafter
 
 
 def draft_graph_bytes(config: EngineConfig, draft: ModelRunner) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ import torch
 
 from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.kv_pages import KVPages
-from engine.graphs.setup import capture_all, draft_chains, graph_bytes, piece_tokens, why_not
+from engine.graphs.chain_graphs import ChainGraphs, ChainSize
+from engine.graphs.setup import capture_all, draft_chains, draft_widths, graph_bytes, piece_tokens, why_not
 from engine.graphs.step_graphs import CudaCapture
 from engine.loading.devices import device_named, dtype_of
 from engine.loading.draft_layers import load_tables, share_tables
@@ -25,6 +27,7 @@ from engine.model_config.eagle3 import Eagle3Config
 from engine.model_files.model_directory import resolve_layer, resolve_model
 from engine.models.draft_layer import DraftLayer
 from engine.ranks.load_runner import load_runner
+from engine.runner.drafts_behind import DraftsBehind
 from engine.runner.hidden_states import HiddenStates
 from engine.runner.layer_drafter import LayerDrafter, LayerRunner
 from engine.runner.model_runner import ModelRunner
@@ -64,8 +67,9 @@ def load_with_layer(
     pages = KVPages.of(layer, 1, config.page_tokens, dtype, device)
     drafting = LayerRunner(layer, decoder, attention, pages)
     drafting.max_model_len = most
-    sizes = draft_chains(config, attention) if why_not(config, attention, device) is None else []
-    graphs = graph_bytes(config, layer, dtype.itemsize, most, chains=sizes, only_chains=True) if sizes else 0
+    is_graphed = why_not(config, attention, device) is None
+    sizes = draft_chains(config, attention) if is_graphed else []
+    graphs = graph_bytes(config, layer, dtype.itemsize, most, chains=sizes, is_layer=True) if is_graphed else 0
     num_kept = max(settings.max_prefill_tokens, 1 + settings.max_drafts)  # All draft tokens may be wrong.
     kept = config.max_running * num_kept * layer.hidden_size
     # Graphs keep the states of inner layers, and twice as much while they compute.
@@ -83,14 +87,27 @@ def load_with_layer(
     first.on_hidden = hidden.add
     if config.num_ranks == 1:
         share_tables(decoder, first.decoder, directory, dtype, device)
-    drafting = drafting.with_pages(num_pages + bool(sizes))  # Graphs take one more page.
+    drafting = drafting.with_pages(num_pages + is_graphed)  # Graphs take one more page.
     steps = [*warm_steps(min(config.max_step_tokens, settings.max_prefill_tokens), most, config.page_tokens)]
     compile_kernels(drafting, iter(steps), device)
-    chains = drafting.chain_graphs(sizes, CudaCapture(device)) if sizes else None
-    if chains is not None and config.cuda_graphs == "start":
-        capture_all([chains.graphs], device, graphs)
+    chains = _add_graphs(config, drafting, sizes, graphs) if is_graphed else None
     warm_up(drafting, iter(steps), device)
-    return runner, LayerDrafter(drafting, hidden, model.eos_token_ids, settings.max_prefill_tokens, chains)
+    drafter = LayerDrafter(drafting, hidden, model.eos_token_ids, settings.max_prefill_tokens, chains)
+    if chains is not None and isinstance(runner, ModelRunner):
+        drafter.behind, runner.drafts_after = DraftsBehind(drafting, chains, hidden.last), drafter.after
+    return runner, drafter
+
+
+def _add_graphs(
+    config: EngineConfig, drafting: LayerRunner, sizes: Sequence[ChainSize], reserved: int
+) -> ChainGraphs:
+    """Record the layer's graphs, or let its first steps record them; returns those that draw drafts."""
+    capture = CudaCapture(drafting.device)
+    of_steps = drafting.add_token_graphs(config.max_running, 0, draft_widths(config), capture)
+    chains = drafting.chain_graphs(sizes, capture)
+    if config.cuda_graphs == "start":
+        capture_all([of_steps, chains.graphs], drafting.device, reserved)
+    return chains
 
 
 def _load_layer(

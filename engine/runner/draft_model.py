@@ -8,24 +8,27 @@ The draft model has its own KV pages, and its own counter of computed tokens for
 It samples from its own distribution with the noise, parameters and penalties that the model will use at the same
 position. Two models that nearly agree then nearly always draw the same token, at any temperature.
 
-On a GPU, the first draft tokens stay there, and graphs draw those that follow: the host reads them all together.
+On a GPU, graphs draw all draft tokens of a request that needs no host for this, and the host reads them together.
+Where the last step had draft tokens, it need not even begin them (`engine/runner/next_drafts.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 
-from cache import KVCacheManager, Lease, OutOfPages, PageCopy
-from engine.attention.pinned import on_host
-from engine.graphs.chain_graphs import ChainGraphs, ChainStart
+from cache import KVCacheManager, OutOfPages, PageCopy
+from engine.attention.pinned import on_host, to_device
+from engine.graphs.chain_graphs import ChainGraphs
+from engine.runner.drafts_behind import DraftsBehind
+from engine.runner.follower import Follower
+from engine.runner.next_drafts import NextDrafts
 from engine.sampling.native import NativeSampler
 from engine.sampling.sampler import Sampler, sampler_for
-from engine.values.plan import Chunk, StepPlan, num_accepted
-from engine.values.request import Request
+from engine.values.plan import Chunk, StepPlan
+from engine.values.request import PENDING, Request
 from engine.values.sampling_row import SamplingRow
 
 
@@ -71,26 +74,76 @@ class DraftModel:
         self.cache = KVCacheManager(runner.num_pages, runner.page_size)
         self._followers: dict[str, Follower] = {}
         self._num_calls = 0  # Serves as its cache's clock.
+        self.behind: DraftsBehind | None = None
+        """Computes drafts behind steps, if `after` is called with each of these; None without graphs."""
+        self._drafting: Sequence[str] = ()  # the requests for which the last call drafted
+        self._next: NextDrafts | None = None  # the drafts behind the last step
+        self._error: Exception | None = None  # with which these could not be planned
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
-        """Implement `Drafter.propose`. A new request gets draft tokens once its prompt has been computed."""
+        """Implement `Drafter.propose`. A new request gets draft tokens once its prompt has been computed. Those
+        drafted behind the last step are `PENDING`.
+        """
         self._num_calls += 1
+        most = {
+            request: min(count, self._runner.max_model_len - request.num_tokens + 1)
+            for request, count in zip(requests, max_tokens, strict=True)
+        }
+        drafts = self._drafts_behind(most)
+        drafts |= self._drafts_now({request: count for request, count in most.items() if request not in drafts})
+        self._drafting = [request.request_id for request, draft in drafts.items() if draft]
+        return [drafts.get(request, ()) for request in requests]
+
+    def _drafts_behind(self, most: Mapping[Request, int]) -> dict[Request, Sequence[int]]:
+        """Return the drafts that were computed behind the last step, of up to so many tokens. Raises the error
+        with which they could not be.
+        """
+        behind, self._next = self._next, None
+        if self._error is not None:
+            raise self._error
+        if behind is None:
+            return {}
+        behind.underway.check()
+        drafts: dict[Request, Sequence[int]] = {}
+        for request, count in most.items():
+            if request.request_id in behind.underway.rows:
+                follower = self._followers[request.request_id]
+                self._take_over(follower)
+                follower.most = count
+                drafts[request] = [PENDING] * min(count, behind.underway.width)
+        return drafts
+
+    def _drafts_now(self, most: Mapping[Request, int]) -> dict[Request, Sequence[int]]:
+        """Draft up to so many tokens, and wait for them; requests without a draft may be left out."""
         room = self._max_prefill_tokens
         batch: list[Follower] = []
         copies: list[PageCopy] = []
-        for request, most in zip(requests, max_tokens, strict=True):
+        for request, count in most.items():
             follower = self._follow(request)
-            follower.want(min(most, self._runner.max_model_len - request.num_tokens + 1), room)
+            follower.want(count, room)
             if follower.num_given and self._has_pages(follower, copies):
                 batch.append(follower)
                 room -= follower.num_given if follower.is_filling else 0
+        found = batch
         if batch:
             self._catch_up(batch, copies)
         while batch := [follower for follower in batch if follower.wants_more]:
             self._draft([follower.next_chunk() for follower in batch], batch)
-        followers = (self._followers.get(request.request_id) for request in requests)
-        return [follower.draft if follower is not None else () for follower in followers]
+        return {follower.request: follower.draft for follower in found}
+
+    def after(self, plan: StepPlan) -> NextDrafts | None:
+        """Plan the drafts to compute behind a step, for requests for which it drafted. Call it once for each step,
+        when it is prepared.
+        """
+        names, self._drafting, self._next = self._drafting, (), None
+        followers = {name: self._followers[name] for name in names if name in self._followers}
+        if self.behind is not None and followers and plan.num_drafts:
+            try:
+                self._next = self.behind.plan(plan, followers, self.cache)
+            except Exception as error:  # `propose` raises it, so that this step does not fail.
+                self._error = error
+        return self._next
 
     def forget(self, request: Request) -> None:
         """Implement `Drafter.forget`. The computed KV stays in its cache while there is room."""
@@ -100,6 +153,10 @@ class DraftModel:
             # The last page of a match is copied only when the lease is extended.
             num_held = len(follower.lease.pages) * self._runner.page_size
             self.cache.finish(follower.lease, follower.reusable(num_held), self._num_calls)
+
+    def _take_over(self, follower: Follower) -> None:
+        """Note that all tokens of a request were computed behind the last step."""
+        follower.mark_computed()
 
     def _follow(self, request: Request) -> Follower:
         """Return the state of a request, rolled back to the accepted part of the last draft."""
@@ -140,20 +197,19 @@ class DraftModel:
         ready = [follower for follower, chunk in zip(batch, chunks, strict=True) if chunk.samples]
         if not ready:
             return
-        rows = [SamplingRow(follower.request, follower.num_known, tuple(follower.draft)) for follower in ready]
-        self._sampler = self._sampler or sampler_for(self._eos, logits.device)
-        first = self._sampler.sample(logits, rows)[0]
-        for follower, tokens in zip(ready, self._continued(ready, first), strict=True):
+        for follower, tokens in zip(ready, self._drawn(ready, logits), strict=True):
             follower.take(tokens)
 
-    def _continued(self, ready: Sequence[Follower], first: torch.Tensor) -> Iterable[Sequence[int]]:
-        """Read the next draft token of each, `first`, int64 [R], and those that follow it on the device."""
+    def _drawn(self, ready: Sequence[Follower], logits: torch.Tensor) -> Iterable[Sequence[int]]:
+        """Draw the next draft token of each, and on the device those that follow it, and read them together."""
         if self._chains is not None and (num_calls := max(follower.num_wanted for follower in ready) - 1):
-            starts = [follower.chain_start() for follower in ready]
-            drafts = self._chains.tokens(starts, first, self._carried(ready), num_calls)
-            if drafts is not None:
+            chain = self._chains.plan([follower.chain_start() for follower in ready], num_calls)
+            if chain is not None:
+                drafts = self._chains.tokens(to_device(chain, logits.device), logits, self._carried(ready))
                 return zip(*on_host(drafts).tolist(), strict=True)
-        return zip(on_host(first).tolist(), strict=True)
+        rows = [SamplingRow(follower.request, follower.num_known, tuple(follower.draft)) for follower in ready]
+        self._sampler = self._sampler or sampler_for(self._eos, logits.device)
+        return zip(on_host(self._sampler.sample(logits, rows)[0]).tolist(), strict=True)
 
     def _logits(self, plan: StepPlan, batch: Sequence[Follower]) -> torch.Tensor:
         """Compute a plan with one chunk for each in the batch; return as `LogitsRunner.logits`."""
@@ -162,94 +218,3 @@ class DraftModel:
     def _carried(self, batch: Sequence[Follower]) -> torch.Tensor | None:
         """Return [R, `ModelRunner.carried_size`]: what the last call carried over for the batch, if anything."""
         return None
-
-
-@dataclass(slots=True)
-class Follower:
-    """The draft model's state of one request."""
-
-    request: Request
-    lease: Lease
-    num_computed: int
-    """Number of leading tokens whose KV it has: the request's, then its own draft tokens."""
-    num_known: int
-    """Number of the request's tokens when it last drafted."""
-    draft: list[int] = field(default_factory=list)
-    """Draft tokens that follow the known ones."""
-    most: int = 0
-    """Number of draft tokens wanted now."""
-    num_given: int = 0
-    """Number of known tokens to compute now."""
-    is_filling: bool = False
-    """Whether these are a prompt's."""
-    first: int = 0
-    """Number of leading tokens of the request that are left out: the first slot of its pages is that of the next
-    one."""
-    is_shared: bool = True
-    """Whether other requests may use its KV."""
-
-    def roll_back(self, *, reuses_drafts: bool) -> None:
-        """Keep the KV of the accepted part of the last draft, unless drafts are not reused. The rest, and always
-        the last token, is computed again.
-        """
-        tokens = self.request.tokens
-        accepted = num_accepted(self.draft, tokens[self.num_known :]) if reuses_drafts else 0
-        self.num_computed = min(self.num_computed, self.num_known + accepted, len(tokens) - 1)
-        self.num_known, self.draft = len(tokens), []
-
-    def want(self, most: int, room: int) -> None:
-        """Ask for up to `most` draft tokens. At most `room` tokens of a prompt are computed first."""
-        self.most = most
-        missing = self.num_known - self.num_computed
-        self.is_filling = missing > most + 1  # This is more than a step can leave uncomputed.
-        self.num_given = min(missing, room) if self.is_filling else missing
-        if most <= 0:
-            self.num_given = 0
-
-    def missing_chunk(self) -> Chunk:
-        """Return the next `num_given` known tokens as a chunk."""
-        start = self.num_computed
-        self.num_computed = end = start + self.num_given
-        ids = self.request.tokens[start:end]
-        return Chunk(self.request, start - self.first, len(ids), ids, self.lease.pages, end == self.num_known)
-
-    def next_chunk(self) -> Chunk:
-        """Return the last draft token as a chunk."""
-        self.num_computed += 1
-        place = self.num_computed - 1 - self.first
-        return Chunk(self.request, place, 1, self.draft[-1:], self.lease.pages, True)
-
-    def reusable(self, most: int | None = None) -> Sequence[int]:
-        """Return the tokens, at most so many, whose KV others may use."""
-        if not self.is_shared:
-            return ()
-        computed = self.request.tokens[self.first : self.num_computed]
-        return computed[:most]
-
-    def chain_start(self) -> ChainStart:
-        """Return the place of its next draft token, which need not be known."""
-        return ChainStart(self.request, self.num_computed - self.first, self.first, self.lease.pages)
-
-    def take(self, tokens: Sequence[int]) -> None:
-        """Append draft tokens, of which all but the last have been computed, as long as more are wanted. The draft
-        ends after a token that ends the request, or without a valid choice.
-        """
-        for index, token in enumerate(tokens):
-            if index:
-                if not self.wants_more:
-                    return
-                self.num_computed += 1
-            if token >= 0:
-                self.draft.append(token)
-            if token < 0 or token in self.request.stop_ids:
-                self.most = len(self.draft)
-
-    @property
-    def num_wanted(self) -> int:
-        """Number of draft tokens that are still wanted."""
-        return self.most - len(self.draft)
-
-    @property
-    def wants_more(self) -> bool:
-        """Whether it has caught up and more draft tokens are wanted."""
-        return 0 < len(self.draft) < self.most

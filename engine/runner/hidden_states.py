@@ -32,8 +32,8 @@ class _Piece(NamedTuple):
 
 
 class HiddenStates:
-    """Steps add to it in their thread; a drafter reads those of requests that no step computes meanwhile. It
-    forgets a request that no longer exists.
+    """Steps add to it in their thread, in which drafts behind a step read its states. Otherwise, a drafter reads
+    those of requests that no step computes meanwhile. It forgets a request that no longer exists.
     """
 
     def __init__(self, most: int, states_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -72,6 +72,10 @@ class HiddenStates:
         while pieces[0].end < end:
             pieces.popleft()
         return found
+
+    def last(self, request: Request, count: int) -> torch.Tensor:
+        """Return the states of the last `count` positions, [count, hidden_size], which the last step has added."""
+        return self._kept[request][-1].rows[-count:]
 
     def _append(self, request: Request, new: _Piece) -> None:
         """Add a piece. What was kept from its start on was computed after draft tokens that were wrong."""

@@ -21,8 +21,11 @@ import torch
 
 from engine.attention.batch import AttentionBatch
 from engine.graphs.chain_graphs import ChainGraphs
+from engine.graphs.step_graphs import CutCapture
+from engine.graphs.token_graphs import TokenGraphs
 from engine.models.draft_layer import DraftLayer
-from engine.runner.draft_model import DraftModel, Follower
+from engine.runner.draft_model import DraftModel
+from engine.runner.follower import Follower
 from engine.runner.hidden_states import HiddenStates
 from engine.runner.model_runner import ModelRunner
 from engine.values.plan import StepPlan, StepResult
@@ -32,6 +35,18 @@ from engine.values.request import Request
 class LayerRunner(ModelRunner):
     """Runs the layer, with KV pages of its own."""
 
+    _before: torch.Tensor | None = None
+    """[N, hidden_size]: the states before the tokens of a graph, for as many as the largest has."""
+
+    def add_token_graphs(
+        self, max_running: int, max_tokens: int, widths: Sequence[int], capture: CutCapture
+    ) -> TokenGraphs:
+        """Make graphs as `ModelRunner.add_token_graphs` does."""
+        most = max([0, *(size.num_tokens for size in self._sizes_of_rows(widths, max_running))])
+        shape = most, self.model_config.hidden_size
+        self._before = torch.zeros(shape, dtype=self._decoder_type, device=self.device)
+        return super().add_token_graphs(max_running, max_tokens, widths, capture)
+
     @torch.inference_mode()
     def predict(self, plan: StepPlan, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute a plan; `before` are the states at the position before each token, [N, hidden_size]. Returns the
@@ -40,8 +55,31 @@ class LayerRunner(ModelRunner):
         step = self.read(plan, self.device)
         assert step.batch is not None and isinstance(self.decoder, DraftLayer)
         self._copy_pages(step)
-        hidden = step.sampling(self.decoder(step.ids, self._prepare(step.batch), self.pages, before))
+        hidden = step.sampling(self._after(step.ids, step.batch, before))
         return self.decoder.logits(hidden), self.decoder.continuing(hidden)
+
+    def _after(self, token_ids: torch.Tensor, batch: AttentionBatch, before: torch.Tensor) -> torch.Tensor:
+        """Return the layer's states of tokens, [N, hidden_size], which the next call may overwrite."""
+        count = len(token_ids)
+        if self._before is not None and count <= len(self._before):
+            self._before[:count] = before
+            return self._hidden(token_ids, batch)[0]
+        hidden: torch.Tensor = self.decoder(token_ids, self._prepare(batch), self.pages, before)
+        return hidden
+
+    def draft_call_behind(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, before: torch.Tensor | None, last: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute tokens as `ModelRunner.draft_call_behind` does."""
+        assert before is not None and isinstance(self.decoder, DraftLayer)
+        hidden = self._after(token_ids, batch, before).index_select(0, last)
+        return self.decoder.logits(hidden), self.decoder.continuing(hidden)
+
+    def _layers(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        assert self._before is not None
+        before = self._before[: len(token_ids)]
+        hidden: torch.Tensor = self.decoder(token_ids, self._prepare(batch), self.pages, before)
+        return hidden
 
     @property
     def carried_size(self) -> int:
@@ -88,6 +126,10 @@ class LayerDrafter(DraftModel):
         follower = super()._follow(request)
         follower.num_computed = max(follower.num_computed, self._hidden.first(request) + 1)
         return follower
+
+    def _take_over(self, follower: Follower) -> None:
+        super()._take_over(follower)
+        self._hidden.take(follower.request, follower.num_known - 2, 1)  # Those before are needed no more.
 
     def _begin(self, request: Request) -> Follower:
         """Continue the KV of a request that began alike, or begin where the hidden states do."""

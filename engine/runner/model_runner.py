@@ -42,6 +42,7 @@ from engine.models.native_decoder import NativeDecoder
 from engine.parallel.collective import ALONE, Collective
 from engine.parallel.sampler import shared
 from engine.runner.launched_step import LaunchedStep
+from engine.runner.next_drafts import NextDrafts
 from engine.runner.prepared_step import PreparedStep
 from engine.runner.stage_clock import StageClock
 from engine.runner.token_reader import TokenReader, TokensUnderway
@@ -109,6 +110,9 @@ class ModelRunner:
         self.on_hidden: Callable[[Sequence[Chunk], torch.Tensor], None] | None = None
         """Called with the chunks of each step and the hidden states of their tokens, [N, hidden_width], which the
         next step overwrites."""
+        self.drafts_after: Callable[[StepPlan], NextDrafts | None] = lambda _: None
+        """Called with each plan when it is prepared; returns the drafts to compute behind the step."""
+        self._next_drafts: NextDrafts | None = None  # those behind the last prepared step
         self._of_rows: torch.Tensor | None = None  # the hidden states of the decodes that a graph replays
 
     def add_host_pages(self, num_pages: int) -> None:
@@ -231,6 +235,16 @@ class ModelRunner:
         """Implement `DraftCall`."""
         return self.decoder.logits(self._layers(token_ids, batch)), carried
 
+    def draft_call_behind(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, before: torch.Tensor | None, last: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute tokens that a step of another model has sampled. Returns the logits after those at the indices
+        `last`, float32 [R, V], and what this call carries over; before: [N, hidden_size], the states before the
+        tokens, which only layers read.
+        """
+        hidden, _ = self._hidden(token_ids, batch)
+        return self.decoder.logits(hidden.index_select(0, last)), None
+
     @property
     def hidden_width(self) -> int:
         """Numbers of a token's hidden states (`Decoder.inner_layers`)."""
@@ -323,9 +337,12 @@ class ModelRunner:
         A token id of -1 means that the model computed no valid probabilities for that request (NaN or infinity);
         other requests in the batch are not affected.
         """
+        behind_last, self._next_drafts = self._next_drafts, None
+        self._next_drafts = self.drafts_after(plan)
         if (placed := self.place(plan)) is not None:
             return partial(self.replay, placed)
-        return partial(self.compute, self.read(plan, self.device))
+        step = PreparedStep.of(plan, self._places, behind_last, self._next_drafts)
+        return partial(self.compute, to_device(step, self.device))
 
     def place(self, plan: StepPlan) -> GraphStep | None:
         """Read all that a step for graphs needs of the scheduler's state; None if graphs cannot run it."""
@@ -386,6 +403,8 @@ class ModelRunner:
             self._sampled = sampled
         # Without tokens, too, the result comes after the step's work: other threads then read its pages.
         self._underway = self._reader.begin(sampled)
+        if step.next_drafts is not None:
+            step.next_drafts.launch(step.ids, sampled)
         result = partial(step.result, logprobs=logprobs, scores=scores, pooled=pooled, is_replayed=is_replayed)
         return LaunchedStep(self._underway, stages, result, finish)
 

@@ -34,6 +34,7 @@ from engine.parallel.peer_memory import PeerMemory
 from engine.parallel.shard import Shard
 from engine.program.engine import Engine
 from engine.runner.model_runner import ModelRunner
+from engine.runner.next_drafts import DraftsUnderway
 from engine.scheduling.stats import StepStats
 from engine.settings.config import EngineConfig
 from engine.settings.drafting import Speculation
@@ -322,6 +323,46 @@ def test_graphs_of_all_kinds_give_the_tokens_of_a_cpu(kind: str, tmp_path: Path)
         )
     assert sum(replays) > 10
     assert found == expected
+
+
+@pytest.mark.usefixtures("recordings")
+@pytest.mark.parametrize("method", ["draft_model", "mtp"])
+def test_drafts_that_begin_before_a_step_s_tokens_are_known_change_no_token(
+    method: Literal["draft_model", "mtp"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of so small a vocabulary, random models often draft the right token: some, all or none in each row."""
+    save = save_with_mtp if method == "mtp" else save_tiny
+    model = save("glm4_moe" if method == "mtp" else "qwen3", tmp_path / "model", vocab_size=12)
+    drafter = None if method == "mtp" else str(save_tiny("llama2", tmp_path / "drafter", seed=3, vocab_size=12))
+    config = EngineConfig(str(model), cuda_graphs=GRAPHS, kv_pages=256, **SIZES)
+    drafting = dataclasses.replace(config, speculation=Speculation(method, model=drafter, adaptive=False))
+    begun, launched = list[DraftsUnderway](), DraftsUnderway.launched
+
+    def noting(drafts: DraftsUnderway, *tokens: Any) -> None:
+        begun.append(drafts)
+        launched(drafts, *tokens)
+
+    monkeypatch.setattr(DraftsUnderway, "launched", noting)
+    found, num_accepted = list[dict[str, list[int]]](), 0
+    for each in (config, drafting):
+        engine, tokens = Engine.from_config(each), defaultdict[str, list[int]](list)
+        steps = list[StepStats]()
+        engine.loop.on_step = steps.append
+        for number in range(12):
+            asked: dict[str, Any] = {"seed": number, "top_k": number % 3 * 4, "max_tokens": 20 + number}
+            sampling = SamplingParams(2.0 * (number % 4), **asked)
+            prompt = [(number + 5 * at) % 12 for at in range(1 + 7 * (number % 5))]
+            engine.loop.submit(engine.new_request(f"r{number}", prompt, sampling))
+            for event in engine.loop.step():
+                tokens[event.request_id] += event.token_ids
+        while engine.loop.has_work:
+            for event in engine.loop.step():
+                tokens[event.request_id] += event.token_ids
+        engine.loop.stop()
+        found.append(tokens)
+        num_accepted += sum(step.num_accepted_tokens for step in steps)
+    assert found[0] == found[1]
+    assert num_accepted > 40 and len(begun) > 20
 
 
 @pytest.mark.usefixtures("recordings")

@@ -85,6 +85,28 @@ def test_the_layer_continues_drafts_on_the_device(
     assert reads == [6] * 3 and recordings[-1].num_replayed == 2
 
 
+@pytest.mark.parametrize("name", BOTH)
+def test_the_layer_s_first_call_after_a_step_is_a_graph(
+    model: Models, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows with up to `max_drafts` + 1 tokens; a prompt, which is longer, is computed without one."""
+    recordings = record_as_on_gpus(monkeypatch)
+    runner, drafter = load_with_layer(model(name).config(cuda_graphs="lazy"))
+    requests = [request(range(30, 57), "a"), request(range(40, 49), "b")]
+    replays = list[int]()
+    for counts in ((27, 9), (1, 4), (3, 2), (1, 1)):
+        for at, (one, count) in enumerate(zip(requests, counts, strict=True)):
+            one.tokens += range(20, 20 + count - 1) if replays else ()
+            ids = one.tokens[-count:]
+            chunk = Chunk(one, one.num_tokens - count, count, ids, [3 * at, 3 * at + 1, 3 * at + 2], True)
+            one.tokens += runner.run(StepPlan((chunk,))).token_ids
+        before = recordings[-1].num_replayed
+        drafts = drafter.propose(requests, [1, 1])
+        replays.append(recordings[-1].num_replayed - before)
+        assert drafts == [model(name).predict(one.tokens, 1) for one in requests]
+    assert replays == [0, 0, 1, 0], "a size is computed, and then recorded, when it comes for the first time"
+
+
 WHATEVER = [
     *itertools.product(["deepseek_v3", "glm4_moe", "qwen3_next"], [1, 3, 16]),
     ("eagle3 llama3.1", 3),
@@ -235,15 +257,21 @@ ANSWERS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("is_graphed", [False, True])
 @pytest.mark.parametrize("name", BOTH)
 def test_answers_that_match_a_grammar_are_the_same_with_drafts(
-    name: str, tmp_path_factory: pytest.TempPathFactory
+    name: str, is_graphed: bool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The layer chooses among the tokens that the grammar allows, too; EAGLE-3's has only some of them."""
+    """The layer chooses among the tokens that the grammar allows, too; EAGLE-3's has only some of them. With
+    graphs, the other request's drafts are computed behind steps.
+    """
     saved = save_drafted(name, tmp_path_factory.mktemp("grammars"), vocab_size=NUM_TOKENS, eos_token_id=EOS)
     for file in DEMO.glob("*token*"):
         shutil.copy(file, saved.directory)
-    run, plain = Run(saved.config()), Run(dataclasses.replace(saved.config(), speculation=None))
+    if is_graphed:
+        record_as_on_gpus(monkeypatch)
+    config = saved.config(cuda_graphs="lazy" if is_graphed else "start")
+    run, plain = Run(config), Run(dataclasses.replace(config, speculation=None))
     for each in (run, plain):
         for number, asked in enumerate(ANSWERS):
             grammar = asked.get("grammar")

@@ -8,7 +8,7 @@ import pytest
 
 from cache import Namespace
 from engine.drafting.speculator import Speculator
-from engine.values.request import Request
+from engine.values.request import PENDING, Request
 from engine.values.sampling_params import SamplingParams
 
 
@@ -18,13 +18,14 @@ class Scripted:
     def __init__(self) -> None:
         self.asked: list[dict[str, int]] = []
         self.is_silent = self.is_broken = False
+        self.token = 1
         self.forgotten: list[str] = []
 
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
         if self.is_broken:
             raise RuntimeError("scripted failure")
         self.asked.append({request.request_id: most for request, most in zip(requests, max_tokens, strict=True)})
-        return [[] if self.is_silent else [1] * most for most in max_tokens]
+        return [[] if self.is_silent else [self.token] * most for most in max_tokens]
 
     def forget(self, request: Request) -> None:
         self.forgotten.append(request.request_id)
@@ -46,11 +47,13 @@ class Rig:
         self.now = 0.0
         self.speculator.stepped(0, 0, 0, self.now)
 
-    def step(self, one: Request, accepted: float = 1.0, cost: float = 0.0) -> int:
-        """One step of a request alone: 1 s, and `cost` more per draft token. Returns the draft tokens it held."""
+    def step(self, one: Request, accepted: float = 1.0, cost: float = 0.0, wait: float = 0.0) -> int:
+        """One step of a request alone: 1 s, and `cost` more per draft token, after `wait`. Returns the number of
+        its draft tokens.
+        """
         [draft] = self.speculator.propose([one], 100)
         num_accepted = int(accepted * len(draft))
-        self.now += 1.0 + cost * len(draft)
+        self.now += 1.0 + cost * len(draft) + wait
         self.speculator.verified(one, len(draft), num_accepted)
         self.speculator.stepped(1, len(draft), 0, self.now)
         one.tokens += [1] * (num_accepted + 1)
@@ -125,6 +128,26 @@ def test_without_adaptation_every_request_always_gets_drafts() -> None:
     for _ in range(50):
         rig.step(one, accepted=0.0, cost=10.0)
     assert len(rig.drafter.asked) == 50
+
+
+def test_a_step_that_waits_for_drafts_which_it_does_not_use_is_not_compared() -> None:
+    """After a step with drafts, the next one waits for 2 s. If it is a plain one, the one after it is compared."""
+    rig, one, held = Rig(), request(), [0]
+    rig.drafter.token = PENDING
+    for _ in range(150):
+        held.append(rig.step(one, cost=0.25, wait=2.0 if held[-1] else 0.0))
+    assert held[:4] == [0, 0, 4, 4]
+    assert [at for at in range(2, 150) if held[at] == 0] == [64, 65, 128, 129]
+    plain = rig.speculator._cost._of(1).plain
+    assert list(plain) == [1.0] * 3
+    assert rig.speculator._cost.per_draft_token(1) == pytest.approx(0.25 + 2.0 / 4)
+
+
+def test_steps_without_drafts_are_compared_where_none_are_computed_behind_steps() -> None:
+    rig, one = Rig(), request()
+    held = [rig.step(one, cost=0.25) for _ in range(150)]
+    assert [at for at in range(150) if held[at] == 0] == [0, 63, 127]
+    assert len(rig.speculator._cost._of(1).plain) == 3
 
 
 def test_a_drafter_that_breaks_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:

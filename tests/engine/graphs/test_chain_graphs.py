@@ -208,36 +208,48 @@ class Script:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         inputs = ids, batch.positions, batch.slot_mapping, batch.kv_lens, carried[:, 0]
         self.places.append([values.tolist() for values in inputs])
+        return self.logits(ids), carried + 10
+
+    def tokens(self, starts: Sequence[tuple[int, Sequence[int], int]], num_calls: int) -> list[list[int]] | None:
+        """Draw drafts whose first tokens, which are given, have these positions in pages."""
+        rows = [ChainStart(request(str(at), [1] * at), at - 1, 0, pages) for at, pages, _ in starts]
+        return self.drawn(rows, [token for *_, token in starts], num_calls)
+
+    def drawn(
+        self,
+        rows: Sequence[ChainStart],
+        first: Sequence[int],
+        num_calls: int,
+        later: torch.Tensor | None = None,
+    ) -> list[list[int]] | None:
+        """Draw drafts whose first tokens are given."""
+        carried = torch.arange(len(rows), dtype=torch.float32)[:, None]
+        chain = self.graphs.plan(rows, num_calls)
+        if chain is None:
+            return None
+        with torch.inference_mode():
+            found = self.graphs.tokens(chain, self.logits(torch.tensor(first) - 3), carried, later)
+        return found.T.tolist()
+
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the tokens that follow `ids`."""
         logits = torch.zeros(len(ids), SIZE)
         logits[torch.arange(len(ids)), (ids + 3) % SIZE] = 9.0
         logits[ids == self.bad] = torch.nan
-        return logits, carried + 10
-
-    def tokens(self, starts: Sequence[tuple[int, Sequence[int], int]], num_calls: int) -> list[list[int]] | None:
-        """Continue drafts that begin at positions of pages, with their first tokens."""
-        rows = [ChainStart(request(str(at), [1] * (at + 1)), at, 0, pages) for at, pages, _ in starts]
-        return self.continued(rows, [token for *_, token in starts], num_calls)
-
-    def continued(
-        self, rows: Sequence[ChainStart], first: Sequence[int], num_calls: int
-    ) -> list[list[int]] | None:
-        carried = torch.arange(len(rows), dtype=torch.float32)[:, None]
-        with torch.inference_mode():
-            found = self.graphs.tokens(rows, torch.tensor(first), carried, num_calls)
-        return None if found is None else found.T.tolist()
+        return logits
 
 
 def test_each_call_has_the_tokens_places_and_numbers_of_the_one_before() -> None:
     """The second row has one page, so that its later KV goes to the page of empty rows, as the fourth one's."""
     script = Script(max_drafts=5)
-    starts = [(6, [2, 5, 3], 1), (2, [7], 4), (0, [1, 8], 18)]
+    starts = [(6, [2, 5, 3], 1), (2, [7], 4), (1, [1, 8], 18)]
     assert script.tokens(starts, 4) == [[1, 4, 7, 10, 13], [4, 7, 10, 13, 16], [18, 1, 4, 7, 10]]
     empty = EMPTY * PAGE
     assert script.places == [
-        [[1, 4, 18, 0], [6, 2, 0, 0], [22, 30, 4, empty], [7, 3, 1, 1], [0, 1, 2, 0]],
-        [[4, 7, 1, 0], [7, 3, 1, 0], [23, 31, 5, empty], [8, 4, 2, 1], [10, 11, 12, 10]],
-        [[7, 10, 4, 0], [8, 4, 2, 0], [12, empty, 6, empty], [9, 5, 3, 1], [20, 21, 22, 20]],
-        [[10, 13, 7, 0], [9, 5, 3, 0], [13, empty + 1, 7, empty], [10, 6, 4, 1], [30, 31, 32, 30]],
+        [[1, 4, 18, 0], [6, 2, 1, 0], [22, 30, 5, empty], [7, 3, 2, 1], [0, 1, 2, 0]],
+        [[4, 7, 1, 0], [7, 3, 2, 0], [23, 31, 6, empty], [8, 4, 3, 1], [10, 11, 12, 10]],
+        [[7, 10, 4, 0], [8, 4, 3, 0], [12, empty, 7, empty], [9, 5, 4, 1], [20, 21, 22, 20]],
+        [[10, 13, 7, 0], [9, 5, 4, 0], [13, empty + 1, 32, empty], [10, 6, 5, 1], [30, 31, 32, 30]],
     ]
 
 
@@ -259,9 +271,34 @@ def test_a_row_without_a_valid_choice_does_not_affect_the_others() -> None:
 def test_noise_and_the_least_number_of_tokens_count_those_that_pages_leave_out() -> None:
     """The prompt has six tokens, of which the pages leave out four; the answer has at least three."""
     script, one = Script(5), request("r", [1] * 6, min_tokens=3)
-    assert script.continued([ChainStart(one, 3, 4, [2, 5])], [9], 2) is None
-    assert script.continued([ChainStart(one, 4, 4, [2, 5])], [9], 2) == [[9, 12, 15]]
-    assert script.noise == [[3], [4]]
+    assert script.drawn([ChainStart(one, 3, 4, [2, 5])], [9], 2) is None
+    assert script.drawn([ChainStart(one, 4, 4, [2, 5])], [9], 2) == [[9, 12, 15]]
+    assert script.noise == [[3], [4], [5]]
+
+
+def test_only_the_device_may_know_where_a_draft_begins() -> None:
+    """The last tokens of three rows are up to four positions later than the first possible one. Their noise is
+    that of their positions, and their tables have the pages of all positions that they may have.
+    """
+    script = Script(max_drafts=3)
+    pages = [2, 5, 3, 9]
+    rows = [ChainStart(request(str(at), [1] * 5), 6, 0, pages, most_later=4) for at in range(3)]
+    found = script.drawn(rows, [1, 4, 8], 2, torch.tensor([0, 3, 4]))
+    assert found == [[1, 4, 7], [4, 7, 10], [8, 11, 14]]
+    assert script.noise == [[2, 5, 6], [3, 6, 7, 1], [4, 7, 8, 1]]
+    places = [[positions, slots] for _, positions, slots, *_ in script.places]
+    empty = EMPTY * PAGE
+    assert places == [
+        [[7, 10, 11, 0], [23, 14, 15, empty]],
+        [[8, 11, 12, 0], [12, 15, 36, empty]],
+    ]
+
+
+def test_drafts_that_may_leave_the_context_wherever_they_begin_are_refused() -> None:
+    script, one = Script(5), request("r", [1] * 4)
+    assert script.drawn([ChainStart(one, 55, 0, range(16), most_later=4)], [1], 4, torch.tensor([4])) is not None
+    assert script.drawn([ChainStart(one, 56, 0, range(16), most_later=4)], [1], 4, torch.tensor([0])) is None
+    assert script.drawn([ChainStart(one, 55, 0, range(16), most_later=5)], [1], 4, torch.tensor([0])) is None
 
 
 def test_chains_that_would_leave_the_context_or_have_too_many_rows_are_refused() -> None:
@@ -272,7 +309,7 @@ def test_chains_that_would_leave_the_context_or_have_too_many_rows_are_refused()
 
 
 def test_sizes() -> None:
-    assert chain_sizes(3, 1) == []
+    assert chain_sizes(3, 1) == [(1, 0), (2, 0), (3, 0)]
     assert chain_sizes(3, 2) == [(1, 1), (2, 1), (3, 1)]
     assert chain_sizes(3, 4) == [(1, 1), (2, 1), (3, 1), (1, 3), (2, 3), (3, 3)]
     assert chain_sizes(300, 64)[-1] == (64, 8)

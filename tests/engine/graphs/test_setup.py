@@ -16,6 +16,7 @@ from benchmarks.gpu_sections.shapes import MODELS
 from engine.attention.base import AttentionBackend
 from engine.graphs import setup
 from engine.graphs.chain_graphs import ChainSize
+from engine.graphs.draft_graphs import draft_sizes
 from engine.graphs.row_assignment import TABLE
 from engine.graphs.setup import (
     capture_all,
@@ -103,9 +104,12 @@ def test_graphs_that_continue_drafts_are_counted_by_their_calls(model: Any) -> N
     assert draft_chains(config, capturable) == [(1, 1), (2, 1), (1, 3), (2, 3)]
     assert draft_chains(config, planned) == draft_chains(EngineConfig(), capturable) == []
     few, many = ([ChainSize(2, calls)] for calls in (1, 3))
-    taken = [graph_bytes(config, facts, 2, 512, chains=sizes, only_chains=True) for sizes in ([], few, many)]
+    taken = [graph_bytes(config, facts, 2, 512, chains=sizes, is_layer=True) for sizes in ([], few, many)]
     kernels = (taken[2] - taken[1]) // 2
     assert taken[1] - taken[0] == kernels + 2 * 4 * (TABLE + 512 // 16), "and the words of two rows"
+    num_graphs = len(draft_sizes(draft_widths(config), 2))
+    alone = graph_bytes(replace(config, speculation=None), facts, 2, 512, is_layer=True)
+    assert taken[0] - alone > num_graphs * kernels > 0, "a layer's first call has graphs, too"
     draft = [graph_bytes(config, facts, 2, 512, is_draft_model=True, chains=sizes) for sizes in (few, many)]
     assert draft[1] - draft[0] == 2 * kernels and draft[0] > taken[1]
 

@@ -9,6 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 VIEWS = {"aten.slice.Tensor", "aten.alias.default", "aten.view.default", "aten.select.int"}
 """Operations that compute nothing."""
+FOR_THE_HOST = {"aten.bincount.default", "aten.nonzero.default", "aten._local_scalar_dense.default"}
+"""Operations whose results the host reads, for which no graph can wait."""
 
 
 class Operations(TorchDispatchMode):

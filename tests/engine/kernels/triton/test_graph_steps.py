@@ -22,7 +22,7 @@ from engine.values.plan import Chunk, StepPlan
 from engine.values.request import PENDING
 from tests.engine.support.checkpoints import AWQ, FP8_BLOCKS, awq, fp8_blocks, make
 from tests.engine.support.graph_workloads import greedy_request
-from tests.engine.support.operations_seen import Operations
+from tests.engine.support.operations_seen import FOR_THE_HOST, Operations
 from tests.engine.support.oracle import VOCAB, save_tiny
 from tests.engine.support.recorded_graphs import Recording
 from tests.engine.support.runner_parts import graphs_of_gpus, with_our_kernels
@@ -44,8 +44,6 @@ MODELS: dict[str, Callable[[Path], Path]] = {
         make(path, partial(fp8_blocks, size=128), _BLOCKS, "mixtral", num_hidden_layers=1, **_IN_BLOCKS).quantized
     ),
 }
-_FOR_THE_HOST = {"aten.bincount.default", "aten.nonzero.default", "aten._local_scalar_dense.default"}
-"""Operations whose results the host reads, for which no graph can wait."""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
@@ -123,7 +121,7 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(kind: str, tmp_path
         ]
         with Operations() as operations:
             got.append(list(runner.run(StepPlan(tuple(pending))).token_ids))
-        assert not operations.seen & _FOR_THE_HOST
+        assert not operations.seen & FOR_THE_HOST
         expected.append(list(plain.run(StepPlan(tuple(chunks))).token_ids))
         assert got == expected, f"step {step}"
         for i, token in zip(members, expected[-1], strict=True):
@@ -147,7 +145,7 @@ def test_drafts_that_our_kernels_continue_are_those_of_plain_torch(tmp_path: Pat
         expected = drafters[0].propose(requests, [4, 4, 2])
         with Operations() as operations:
             assert drafters[1].propose(requests, [4, 4, 2]) == expected
-        assert not operations.seen & _FOR_THE_HOST
+        assert not operations.seen & FOR_THE_HOST
         for one, draft in zip(requests, expected, strict=True):
             one.tokens += [*draft, 50]
 
