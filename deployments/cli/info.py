@@ -5,6 +5,7 @@ Without a model, it describes the machine, and how it would compute.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -30,6 +31,7 @@ from engine.model_config.encoder import EncoderConfig
 from engine.model_config.layer_groups import LayerGroups
 from engine.model_files.json_files import parse_json
 from engine.model_files.model_directory import resolve_metadata
+from engine.model_files.weight_files import INDEX, PICKLED_INDEX, weight_files
 from engine.parallel.division import stages_of
 from engine.parallel.shard import Shard, sizes_for_context
 from engine.parallel.stage import WHOLE, Stage
@@ -478,13 +480,11 @@ def _gguf_rows(path: Path, dtype: str, kept: KeptBlocks, why: str) -> list[tuple
 
 
 def _weights_on_disk(directory: Path, facts: ModelConfig) -> str:
-    files = list(directory.glob("*.safetensors"))
-    if files:
+    with suppress(ModelLoadError):
+        files = weight_files(directory)
         return f"{size_text(sum(file.stat().st_size for file in files))} in {facts.dtype}, {len(files)} file(s)"
-    try:
-        index = parse_json(directory / "model.safetensors.index.json")
-        return f"{size_text(int(index['metadata']['total_size']))} in {facts.dtype}, not downloaded"
-    except (OSError, ValueError, KeyError, TypeError):
-        return (
-            f"about {size_text(facts.weight_bytes(ELEMENT_BYTES[facts.dtype]))} in {facts.dtype}, not downloaded"
-        )
+    for index in (INDEX, PICKLED_INDEX):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            total = int(parse_json(directory / index)["metadata"]["total_size"])
+            return f"{size_text(total)} in {facts.dtype}, not downloaded"
+    return f"about {size_text(facts.weight_bytes(ELEMENT_BYTES[facts.dtype]))} in {facts.dtype}, not downloaded"

@@ -7,11 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from engine.gguf.files import SUFFIX
+from engine.loading.checkpoint import open_checkpoint
 from engine.loading.eagle3_targets import eagle3_targets
-from engine.loading.mapped_tensors import open_tensors
 from engine.loading.model_settings import check_encoder_settings, check_recurrent, max_model_len
 from engine.loading.mtp_targets import check_mtp, check_mtp_tensors
-from engine.loading.pickled_tensors import open_pickled
 from engine.loading.unused_tensors import unused_encoder_tensors, unused_tensors
 from engine.model_config.any_model import model_facts
 from engine.model_config.config import ModelConfig
@@ -19,7 +18,7 @@ from engine.model_config.eagle3 import Eagle3Config
 from engine.model_config.encoder import EncoderConfig
 from engine.model_config.tasks import Task, tasks_of
 from engine.model_files.model_directory import described_on_hub, gguf_on_hub, local_model
-from engine.model_files.weight_files import PICKLED, pickled_layer, weight_files
+from engine.model_files.weight_files import weight_files
 from engine.parallel.division import stages_of
 from engine.parallel.shard import check_context, check_copies, check_divides
 from engine.settings.config import EngineConfig
@@ -48,18 +47,15 @@ def _check_eagle3(config: EngineConfig, name: str) -> None:
     """Check an EAGLE-3 checkpoint; of one on the hub only its configuration, and whether there are weights."""
     directory, names = local_model(name), None
     if directory is None:
-        directory, names = described_on_hub(name, also=[PICKLED])
+        directory, names = described_on_hub(name)
     eagle = Eagle3Config.from_directory(directory, config.ignored_config_keys)
     if (model := _described(config)) is not None:
         eagle.check_fits(model)
-    if (pickled := pickled_layer(directory, names)) is not None:
-        if names is None:
-            eagle3_targets(eagle, open_pickled(pickled))
+    if names is not None:
+        weight_files(directory, names)
         return
-    files = weight_files(directory, names)
-    if names is None:
-        with ExitStack() as stack:
-            eagle3_targets(eagle, open_tensors(files, stack, is_read=False))
+    with ExitStack() as stack:
+        eagle3_targets(eagle, open_checkpoint(directory, stack, is_read=False))
 
 
 def _described(config: EngineConfig) -> ModelConfig | None:

@@ -5,24 +5,20 @@ Blocks of numbers are read as bytes, uint8 [..., bytes of a row], and widened on
 
 from __future__ import annotations
 
-import mmap
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from engine.base.errors import ModelLoadError
-from engine.base.files import open_regular
 from engine.gguf.files import read_model
 from engine.gguf.names import our_names
 from engine.gguf.reader import GGUFTensor
 from engine.gguf.types import TYPES
 from engine.layers.grouped_linear import GroupedLinear, Grouping, joined
 from engine.loading.gguf_blocks import GROUPINGS, coded, widened
-from engine.loading.mapped_tensors import MappedTensor
+from engine.loading.mapped_tensors import MappedFile, MappedTensor
 from engine.loading.target_parts import WeightTarget
 from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.weight_streaming import Stored
@@ -34,7 +30,7 @@ _BLOCKS = {kind.name: kind for kind in TYPES.values() if not kind.is_plain}
 def open_gguf(path: Path) -> dict[str, MappedTensor]:
     """Map a model's files and return its tensors by their names in safetensors files. Raises ModelLoadError."""
     model = read_model(path)
-    files = {each: _MappedFile(each) for each in model.paths}
+    files = {each: MappedFile(each) for each in model.paths}
     return {
         name: MappedTensor(name, tensor.shape, tensor.type.name, _View(files[tensor.path], tensor))
         for name, tensor in our_names(model).items()
@@ -121,30 +117,12 @@ def _shape(tensor: GGUFTensor) -> tuple[int, ...]:
     return *tensor.shape[:-1], tensor.shape[-1] // tensor.type.block * tensor.type.block_bytes
 
 
-class _MappedFile:
-    """A file in memory, for as long as a tensor refers to it."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            with open_regular(path) as file:
-                self.content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{path} cannot be read: {error}; download the model again") from error
-
-
 class _View:
     """One tensor of a mapped file, as the safetensors library offers it."""
 
-    def __init__(self, file: _MappedFile, tensor: GGUFTensor) -> None:
+    def __init__(self, file: MappedFile, tensor: GGUFTensor) -> None:
         self._file, self._tensor = file, tensor
 
     def get_tensor(self, _name: str) -> torch.Tensor:
         """Return the tensor, which is a view. Raises ModelLoadError."""
-        tensor, content = self._tensor, self._file.content
-        if tensor.offset + tensor.num_bytes > len(content):
-            raise ModelLoadError(f"{tensor.path} has become shorter than its header says; download it again")
-        options: Any = {"dtype": _dtype(tensor), "offset": tensor.offset}
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is never written
-            numbers = torch.frombuffer(content, count=tensor.num_bytes // options["dtype"].itemsize, **options)
-        return numbers.view(_shape(tensor))
+        return self._file.view(self._tensor.offset, _dtype(self._tensor), _shape(self._tensor))

@@ -14,19 +14,17 @@ from engine.loading.draft_layers import fill
 from engine.loading.eagle3_targets import DRAFTED, MASK, TABLE, eagle3_targets
 from engine.loading.mapped_tensors import MappedTensor
 from engine.model_config.eagle3 import Eagle3Config
-from engine.model_files.weight_files import pickled_layer
 from engine.models.eagle3 import Eagle3Decoder
 
 
 def load_eagle3(directory: Path, config: Eagle3Config, dtype: torch.dtype, device: torch.device) -> Eagle3Decoder:
     """Load the layer, without tables of the model. Raises ModelLoadError."""
-    weights = pickled_layer(directory) or directory
     with ExitStack() as stack:
-        tensors = open_checkpoint(weights, stack)
+        tensors = open_checkpoint(directory, stack)
         targets = eagle3_targets(config, tensors)
         with torch.device("meta"):
             decoder = Eagle3Decoder(config, has_own_embedding=TABLE in tensors)
-        fill(decoder, targets, tensors, weights, dtype, device)
+        fill(decoder, targets, tensors, directory, dtype, device)
         drafted = _drafted(tensors, config)
         decoder.drafted = None if drafted is None else drafted.to(device)
     decoder.eval()

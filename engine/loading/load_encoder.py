@@ -10,18 +10,16 @@ from pathlib import Path
 import torch
 
 from engine.base.machine import default_threads
+from engine.loading.checkpoint import open_checkpoint
 from engine.loading.contents import check_encoder_tensors
 from engine.loading.devices import device_named, dtype_of
 from engine.loading.encoder_targets import encoder_prefix, encoder_targets
-from engine.loading.mapped_tensors import open_tensors
 from engine.loading.model_settings import check_encoder_settings
 from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.unused import Unused
-from engine.loading.weight_streaming import stored_tensors, stream_groups
-from engine.loading.weights import allocate, copy_groups
+from engine.loading.weights import allocate, read_groups
 from engine.model_config.encoder import EncoderConfig
 from engine.model_files.model_directory import fingerprint, resolve_model
-from engine.model_files.weight_files import weight_files
 from engine.models.encoders.encoder import EncoderModel
 from engine.runner.encoder_runner import EncoderRunner
 from engine.settings.config import EngineConfig
@@ -51,9 +49,8 @@ def load_encoder_weights(
     directory: Path, config: EncoderConfig, dtype: torch.dtype, device: torch.device
 ) -> EncoderModel:
     """Load the weights, after checking all names, shapes and types. Raises ModelLoadError."""
-    files = weight_files(directory)
     with ExitStack() as stack:
-        tensors = open_tensors(files, stack)
+        tensors = open_checkpoint(directory, stack)
         with torch.device("meta"):
             encoder = EncoderModel(config)
         groups = []
@@ -64,11 +61,7 @@ def load_encoder_weights(
         expected = [tensor for group in groups for tensor in group.tensors]
         Unused.of(directory, config.unused_keys, check_encoder_tensors(tensors, expected, config)).log(directory)
         allocate(encoder, partial(torch.empty, device=device), dtype)
-        with torch.no_grad():
-            if device.type == "cuda":
-                stream_groups(stored_tensors(files), groups, device)
-            else:
-                copy_groups(tensors, groups)
+        read_groups(directory, tensors, groups, device)
     return encoder.eval()
 
 

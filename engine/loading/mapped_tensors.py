@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import mmap
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from engine.base.errors import ModelLoadError
-from engine.base.files import checked
+from engine.base.files import checked, open_regular
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +68,31 @@ def open_tensors(paths: Sequence[Path], stack: ExitStack, *, is_read: bool = Tru
             entry = file.get_slice(name)
             tensors[name] = MappedTensor(name, tuple(entry.get_shape()), entry.get_dtype(), file)
     return tensors
+
+
+class MappedFile:
+    """A file in memory, for as long as a tensor refers to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            with open_regular(path) as file:
+                self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{path} cannot be read: {error}; download the model again") from error
+
+    def view(self, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return numbers of the file as a tensor that must not be written. Raises ModelLoadError."""
+        import torch
+
+        count = math.prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        if offset + count * dtype.itemsize > len(self._content):
+            raise ModelLoadError(f"{self._path} has become shorter than its header says; download it again")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            return torch.frombuffer(self._content, dtype=dtype, count=count, offset=offset).view(shape)
 
 
 def release(tensor: torch.Tensor) -> None:

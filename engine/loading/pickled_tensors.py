@@ -1,52 +1,57 @@
-"""The tensors of a file that torch.save has written (pytorch_model.bin), found without unpickling it.
+"""The tensors of files that torch.save has written (pytorch_model.bin), found without unpickling them.
 
     zip of stored entries  │ data.pkl                          │ data/0 │ data/1 │ ...
                            │ names, types, shapes and places ──┴──▶ numbers, mapped into memory
 
 Unpickling calls the functions that a pickle names. Here nothing is called: only the opcodes with which torch.save
 describes tensors are followed, and three names stand for what they would build. The file may be damaged or
-hostile: all counts and places are checked against it. Only layers that draft are read from such files, because
-many are published in no other form.
+hostile: all counts and places are checked against it.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import pickletools
 import struct
-import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from engine.base.errors import ModelLoadError
-from engine.base.files import open_regular
-from engine.loading.mapped_tensors import MappedTensor
+from engine.base.files import open_fd
+from engine.loading.mapped_tensors import MappedFile, MappedTensor
 
 if TYPE_CHECKING:
     import torch
 
     from engine.loading.weight_streaming import Stored
 
-_MAX_PICKLE_BYTES = 2**20
-"""A thousand times what a layer's tensors need."""
+_MAX_BYTES = 2**22
+"""The most bytes of a pickle, and of the list of a file's entries. A tensor needs about 200 and 100."""
+_MAX_OPCODES = 2**20
+"""A tensor needs about 35. So a pickle can neither be followed for long nor build much."""
+_OLD_FORMAT = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _MAX_AXES = 8
 _TYPES: Mapping[str, tuple[str, str, int]] = {
     "torch FloatStorage": ("F32", "float32", 4),
     "torch HalfStorage": ("F16", "float16", 2),
     "torch BFloat16Storage": ("BF16", "bfloat16", 2),
+    "torch DoubleStorage": ("F64", "float64", 8),
     "torch LongStorage": ("I64", "int64", 8),
     "torch IntStorage": ("I32", "int32", 4),
+    "torch ShortStorage": ("I16", "int16", 2),
+    "torch CharStorage": ("I8", "int8", 1),
+    "torch ByteStorage": ("U8", "uint8", 1),
     "torch BoolStorage": ("BOOL", "bool", 1),
 }
 """For each of torch's names for memory: safetensors' spelling of the type, torch's, and its bytes."""
 _TO_SAFETENSORS = (
-    "if you trust it, convert it to safetensors: "
-    "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"
+    "if you trust it, convert it to safetensors: safetensors.torch.save_file({name: tensor.clone().contiguous() "
+    "for name, tensor in torch.load(FILE, weights_only=True).items()}, 'model.safetensors')"
 )
 
 
@@ -74,28 +79,35 @@ class _Place(NamedTuple):
     num_bytes: int
     shape: tuple[int, ...]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        import torch
 
-def is_pickled(model: Path) -> bool:
-    """Whether the path of a layer's weights is that of a file from torch.save."""
-    return model.suffix == ".bin"
-
-
-def open_pickled(path: Path) -> dict[str, MappedTensor]:
-    """Map a file and return its tensors by name. Raises ModelLoadError."""
-    return {
-        name: MappedTensor(name, place.shape, _TYPES[place.type][0], _View(path, place))
-        for name, place in _places(path).items()
-    }
+        return cast("torch.dtype", getattr(torch, _TYPES[self.type][1]))
 
 
-def stored_pickled(path: Path) -> dict[str, Stored]:
-    """Return the places of a file's tensors, by name. Raises ModelLoadError."""
-    import torch
+def are_pickled(files: Sequence[Path]) -> bool:
+    """Whether a model's weight files are from torch.save."""
+    return any(path.suffix == ".bin" for path in files)
 
+
+def open_pickled(paths: Sequence[Path]) -> dict[str, MappedTensor]:
+    """Map files and return their tensors by name. Raises ModelLoadError."""
+    found: dict[str, MappedTensor] = {}
+    for path in paths:
+        places, file = _places(path), MappedFile(path)
+        for name, place in places.items():
+            found[name] = MappedTensor(name, place.shape, _TYPES[place.type][0], _View(file, place))
+    return found
+
+
+def stored_pickled(paths: Sequence[Path]) -> dict[str, Stored]:
+    """Return the places of the tensors in files, by name. Raises ModelLoadError."""
     from engine.loading.weight_streaming import Stored
 
     return {
-        name: Stored(path, place.offset, place.num_bytes, getattr(torch, _TYPES[place.type][1]), place.shape)
+        name: Stored(path, place.offset, place.num_bytes, place.dtype, place.shape)
+        for path in paths
         for name, place in _places(path).items()
     }
 
@@ -103,34 +115,38 @@ def stored_pickled(path: Path) -> dict[str, Stored]:
 class _View:
     """One tensor of a file, as the safetensors library offers it."""
 
-    def __init__(self, path: Path, place: _Place) -> None:
-        self._path, self._place = path, place
+    def __init__(self, file: MappedFile, place: _Place) -> None:
+        self._file, self._place = file, place
 
     def get_tensor(self, _name: str) -> torch.Tensor:
-        """Return the tensor, which is a view of the file."""
-        import torch
+        """Return the tensor, which is a view of the file. Raises ModelLoadError."""
+        return self._file.view(self._place.offset, self._place.dtype, self._place.shape)
 
-        place, dtype = self._place, getattr(torch, _TYPES[self._place.type][1])
-        try:
-            with open_regular(self._path) as file, warnings.catch_warnings():
-                # It is never written.
-                warnings.filterwarnings("ignore", message="The given buffer is not writable")
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                count = math.prod(place.shape)
-                return torch.frombuffer(content, dtype=dtype, count=count, offset=place.offset).view(place.shape)
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{self._path} cannot be read: {error}; download it again") from error
+
+class _Reader(BufferedReader):
+    """A file of which few bytes are read together, whatever the file says."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        most = _MAX_BYTES + 1
+        content = super().read(most if size is None or size < 0 else min(size, most))
+        if len(content) == most:
+            raise ValueError(f"it describes its tensors in more than {_MAX_BYTES} bytes")
+        return content
 
 
 def _places(path: Path) -> dict[str, _Place]:
     try:
-        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-            entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
-            read = partial(_small_entry, archive, entries)
-            if "byteorder" in entries and read("byteorder") != b"little":
-                raise ValueError("its numbers are big-endian")
-            tensors, size = _described(read("data.pkl")), os.fstat(file.fileno()).st_size
-            return {name: _place(file, size, entries, tensor) for name, tensor in tensors.items()}
+        with _Reader(FileIO(open_fd(path))) as file:
+            if file.peek(len(_OLD_FORMAT)).startswith(_OLD_FORMAT):
+                raise ValueError("it has the format of torch before 1.6")
+            with zipfile.ZipFile(file) as archive:
+                entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
+                read = partial(_small_entry, archive, entries)
+                if "byteorder" in entries and read("byteorder") != b"little":
+                    raise ValueError("its numbers are big-endian")
+                tensors = _described(read("data.pkl"))
+            size = os.fstat(file.fileno()).st_size
+            return {name: _place(file, size, entries, name, tensor) for name, tensor in tensors.items()}
     except (
         OSError,
         ArithmeticError,
@@ -153,8 +169,8 @@ def _places(path: Path) -> dict[str, _Place]:
 def _small_entry(archive: zipfile.ZipFile, entries: Mapping[str, zipfile.ZipInfo], name: str) -> bytes:
     """Return the bytes of an entry that is not compressed and not large."""
     entry = _entry(entries, name)
-    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > _MAX_PICKLE_BYTES:
-        raise ValueError(f"its {name} is compressed or has more than {_MAX_PICKLE_BYTES} bytes")
+    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > _MAX_BYTES:
+        raise ValueError(f"its {name} is compressed or has more than {_MAX_BYTES} bytes")
     return archive.read(entry)
 
 
@@ -164,23 +180,26 @@ def _entry(entries: Mapping[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo
     return entries[name]
 
 
-def _place(file: Any, size: int, entries: Mapping[str, zipfile.ZipInfo], tensor: _Tensor) -> _Place:
+def _place(
+    file: BufferedReader, size: int, entries: Mapping[str, zipfile.ZipInfo], name: str, tensor: _Tensor
+) -> _Place:
     """Return the place of a tensor; raises ValueError if it is not within its entry and the file."""
     entry, item_bytes = _entry(entries, f"data/{tensor.storage.key}"), _TYPES[tensor.storage.type][2]
     numbers = (tensor.start, *tensor.shape)
     if len(tensor.shape) > _MAX_AXES or any(type(number) is not int or number < 0 for number in numbers):
-        raise ValueError("a tensor has an impossible shape")
-    expected = [math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]
-    for count, stride, dense in zip(tensor.shape, tensor.strides, expected, strict=True):
-        if count > 1 and stride != dense:
-            raise ValueError(f"the numbers of a tensor of shape {tensor.shape} are not next to each other")
+        raise ValueError(f"{name} has an impossible shape")
+    count = math.prod(tensor.shape)
+    dense = [math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]
+    for length, stride, expected in zip(tensor.shape, tensor.strides, dense, strict=True):
+        if count and length > 1 and stride != expected:
+            raise ValueError(f"the numbers of {name}, of shape {tensor.shape}, are not next to each other")
     file.seek(entry.header_offset)
     signature, name_bytes, extra_bytes = struct.unpack("<4s22xHH", file.read(30))
     offset = entry.header_offset + 30 + name_bytes + extra_bytes + tensor.start * item_bytes
-    num_bytes = math.prod(tensor.shape) * item_bytes
+    num_bytes = count * item_bytes
     is_within = tensor.start * item_bytes + num_bytes <= entry.file_size and offset + num_bytes <= size
     if signature != b"PK\3\4" or entry.compress_type != zipfile.ZIP_STORED or not is_within:
-        raise ValueError(f"{entry.filename} does not hold the tensors that it should")
+        raise ValueError(f"{entry.filename} does not hold {name}")
     return _Place(tensor.storage.type, offset, num_bytes, tensor.shape)
 
 
@@ -208,7 +227,9 @@ def _followed(pickle: bytes) -> object:
         del stack[len(stack) - count :]
         return items
 
-    for opcode, argument, _ in pickletools.genops(pickle):
+    for num_opcodes, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
+        if num_opcodes > _MAX_OPCODES:
+            raise ValueError(f"its pickle has more than {_MAX_OPCODES} opcodes")
         match opcode.name:
             case "PROTO":
                 continue

@@ -18,7 +18,7 @@ from engine.settings.generation_defaults import unused_recommendations
 logger = logging.getLogger(__name__)
 
 _READ = """
-    config.json generation_config.json model.safetensors.index.json
+    config.json generation_config.json model.safetensors.index.json pytorch_model.bin.index.json
     tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json added_tokens.json
     vocab.json vocab.txt merges.txt tekken.json chat_template.jinja chat_template.json additional_chat_templates
     modules.json sentence_bert_config.json 1_Pooling"""

@@ -9,14 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from engine.gguf.documents import is_gguf
+from engine.loading.checkpoint import open_checkpoint
 from engine.loading.contents import check_decoder_tensors, check_encoder_tensors
 from engine.loading.encoder_targets import encoder_prefix, encoder_targets
-from engine.loading.mapped_tensors import open_tensors
 from engine.loading.targets import HEAD, weight_targets
 from engine.loading.tensor_groups import Expected
 from engine.model_config.config import ModelConfig
 from engine.model_config.encoder import EncoderConfig
-from engine.model_files.weight_files import weight_files
 from engine.parallel.shard import Shard
 
 
@@ -26,7 +25,7 @@ def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = F
     """
     if config.weight_format is None and config.experts is None and not is_gguf(directory):
         with ExitStack() as stack:
-            tensors = open_tensors(weight_files(directory), stack, is_read=False)
+            tensors = open_checkpoint(directory, stack, is_read=False)
             # Otherwise the files decide whether there is a head, which may differ from the table.
             if config.tied_embeddings != any(name.endswith(HEAD) for name in tensors):
                 targets = weight_targets(config, Shard(), tensors)
@@ -40,7 +39,7 @@ def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = F
 def unused_encoder_tensors(directory: Path, config: EncoderConfig) -> list[str]:
     """Return the names of a checkpoint's tensors that are not loaded. Raises ModelLoadError."""
     with ExitStack() as stack:
-        tensors = open_tensors(weight_files(directory), stack, is_read=False)
+        tensors = open_checkpoint(directory, stack, is_read=False)
         targets = encoder_targets(config, encoder_prefix(tensors))
         return check_encoder_tensors(
             tensors, [Expected(name, target.shape) for name, target in targets.items()], config

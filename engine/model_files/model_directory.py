@@ -21,10 +21,11 @@ from engine.gguf.documents import is_gguf
 from engine.gguf.files import SUFFIX, first_files, part_names, read_model
 from engine.model_files.json_files import MAX_JSON_BYTES, read_json
 from engine.model_files.pulled_models import PULLED_MODELS, pulled_model
-from engine.model_files.weight_files import PICKLED
+from engine.model_files.weight_files import PICKLED, lacks_safetensors
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
-"""Files that are downloaded: never code, never pickle."""
+"""Files that are downloaded: never code. `PICKLED` ones are only if there are no safetensors."""
+_WEIGHT_SUFFIXES = (".safetensors", ".bin")
 _READ_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 _UNWANTED = ("consolidated*", "original/*")
 """Files with the same weights in their makers' own layout."""
@@ -45,17 +46,15 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
         return local
     repository, file = _gguf_on_hub(model)
     if file is None:
-        return _download(model, revision)
+        return _downloaded_model(model, revision)
     return _downloaded_gguf(model, repository, file, revision)
 
 
-def resolve_layer(model: str) -> Path:
-    """Return the directory of an EAGLE-3 checkpoint as `resolve_model` does, with pickled weights if it has only
-    such.
-    """
-    directory = resolve_model(model)
-    if local_model(model) is None and not any(directory.glob("*.safetensors")):
-        _download(model, hub_commit(directory), [PICKLED], ())
+def _downloaded_model(model: str, revision: str | None, *, local_files_only: bool = False) -> Path:
+    directory = _download(model, revision, local_files_only=local_files_only)
+    if lacks_safetensors(directory):
+        commit = hub_commit(directory) or revision
+        _download(model, commit, PICKLED, (), local_files_only=local_files_only)
     return directory
 
 
@@ -129,11 +128,9 @@ def _gguf_in(directory: Path) -> Path | None:
     return found[0]
 
 
-def described_on_hub(
-    model: str, revision: str | None = None, also: Sequence[str] = ()
-) -> tuple[Path, list[str] | None]:
+def described_on_hub(model: str, revision: str | None = None) -> tuple[Path, list[str] | None]:
     """Return a directory with the description of a model on the hub, and the names of the files there that an
-    engine would read, and those that match `also`. Neither weights nor the tokenizer are downloaded.
+    engine may read. Neither weights nor the tokenizer are downloaded.
 
     If the hub cannot be reached, the directory is the whole copy in the local cache, which an engine would then
     use, and the names are None. Raises ModelLoadError if the hub has no such model, or there is no copy.
@@ -146,10 +143,10 @@ def described_on_hub(
         found = HfApi().model_info(model, revision=revision or DEFAULT_REVISION)
     except Exception:  # Any error: if there is no copy, a small download reports it again.
         _download(model, revision, wanted, unwanted)
-        return _download(model, revision, local_files_only=True), None
+        return _downloaded_model(model, revision, local_files_only=True), None
     directory = _download(model, found.sha, wanted, unwanted)
     names = [file.rfilename for file in found.siblings or ()]
-    return directory, [name for name in names if _fits(name, (*_WANTED, *also)) and not _fits(name, _UNWANTED)]
+    return directory, [name for name in names if _fits(name, (*_WANTED, *PICKLED)) and not _fits(name, _UNWANTED)]
 
 
 def gguf_on_hub(model: str, revision: str | None = None) -> Path | None:
@@ -177,7 +174,7 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 def check_files(directory: Path) -> None:
     """Raise ModelLoadError unless all that we or a library read of a model are regular files of a usual size."""
     for path in _files_read(directory):
-        max_bytes = None if path.suffix == ".safetensors" else MAX_JSON_BYTES
+        max_bytes = None if path.suffix in _WEIGHT_SUFFIXES else MAX_JSON_BYTES
         if not path.name.startswith("."):
             try:
                 checked(path, max_bytes)
@@ -226,7 +223,7 @@ def fingerprint(model: Path, quantization: str | None = None, kv_dtype: str = "a
         return digest.hexdigest()
     for path in _files_read(model):
         name = path.relative_to(model).as_posix()
-        if path.suffix == ".safetensors":
+        if path.suffix in _WEIGHT_SUFFIXES:
             digest.update(f"{name}:{path.stat().st_size};".encode())
             for piece in _samples(path):
                 digest.update(piece)
@@ -239,7 +236,9 @@ def _files_read(directory: Path) -> Iterator[Path]:
     """Yield the files that we or a library read of a model, in the same order on all machines: its own files,
     those of the modules that sentence-transformers names, and additional chat templates.
     """
-    yield from sorted(path for path in directory.iterdir() if path.suffix in _READ_SUFFIXES)
+    pickled = PICKLED if lacks_safetensors(directory) else ()
+    there = directory.iterdir()
+    yield from sorted(path for path in there if path.suffix in _READ_SUFFIXES or _fits(path.name, pickled))
     described = read_json(directory / "modules.json")
     modules = described if isinstance(described, list) else []
     places = {Path(str(module.get("path", ""))).name for module in modules if isinstance(module, dict)}

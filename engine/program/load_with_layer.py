@@ -24,7 +24,7 @@ from engine.loading.mtp_targets import check_mtp
 from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
 from engine.model_config.config import ModelConfig
 from engine.model_config.eagle3 import Eagle3Config
-from engine.model_files.model_directory import resolve_layer, resolve_model
+from engine.model_files.model_directory import resolve_model
 from engine.models.draft_layer import DraftLayer
 from engine.ranks.load_runner import load_runner
 from engine.runner.drafts_behind import DraftsBehind
@@ -118,7 +118,7 @@ def _load_layer(
     assert settings is not None
     if settings.model is None:
         return load_mtp(directory, model, dtype, device, fp8=config.quantization == "fp8"), (), limit
-    files = resolve_layer(settings.model)
+    files = resolve_model(settings.model)
     eagle = Eagle3Config.from_directory(files, config.ignored_config_keys)
     eagle.check_fits(model)
     inner, longest = eagle.inner_layers(model), min(limit, eagle.layer.max_position_embeddings)

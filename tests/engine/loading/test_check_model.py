@@ -55,7 +55,7 @@ def change(model: Path, **keys: object) -> None:
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated weights": (truncate, "not a complete safetensors file"),
     "longer weights": (lengthen, "not a complete safetensors file"),
-    "no weights": (lambda model: remove(model, "model.safetensors"), "no safetensors weights"),
+    "no weights": (lambda model: remove(model, "model.safetensors"), "no weights in .*: none are there"),
     "weights of another shape": (widen, "config.json"),
     "no config": (lambda model: remove(model, "config.json"), "config.json"),
     "a config that is no JSON": (lambda model: (model / "config.json").write_text("{"), "config.json"),

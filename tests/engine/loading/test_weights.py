@@ -130,8 +130,8 @@ def truncate(model: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
 
 
-def pickled_only(model: Path) -> None:
-    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+def renamed(model: Path, name: str) -> None:
+    (model / "model.safetensors").rename(model / name)
 
 
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -172,15 +172,19 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         "1 short and 0 long factors, expected 32 of each",
     ),
     "heads": (lambda m: edit(m / "config.json", num_key_value_heads=4), "evenly"),
-    "no weights": (lambda m: (m / "model.safetensors").unlink(), "no safetensors weights"),
-    "pickle": (pickled_only, "pytorch_model.bin.*can run code"),
+    "no weights": (lambda m: (m / "model.safetensors").unlink(), "no weights in .*: none are there"),
+    "pickle of another name": (lambda m: renamed(m, "model.pt"), r"such names are not read \(model.pt\)"),
+    "no pickle": (
+        lambda m: renamed(m, "pytorch_model.bin"),
+        "bin is not a file in which torch.save",
+    ),
     "truncated": (truncate, "not a complete safetensors file"),
     "empty": (lambda m: (m / "model.safetensors").write_bytes(b""), "not a complete safetensors file"),
     "bad index": (lambda m: write_index(m, "{}"), "not a weight index"),
     "missing shard": (lambda m: shard_index(m, a="model-1.safetensors"), "1 of 1 weight files are missing"),
     "path traversal": (lambda m: shard_index(m, a="../../secret.safetensors"), "same directory"),
     "absolute shard": (lambda m: shard_index(m, a="/etc/x.safetensors"), "same directory"),
-    "pickled shard": (lambda m: shard_index(m, a="model.bin"), "only safetensors"),
+    "pickled shard": (lambda m: shard_index(m, a="model.bin"), r"only \*\.safetensors is read"),
     "tensor missing": (lambda m: rewrite(m, lambda t: t.pop("model.norm.weight")), "lack model.norm.weight"),
     "tensor unknown": (
         lambda m: rewrite(m, lambda t: t.update(surprise=torch.ones(1))),

@@ -225,6 +225,7 @@ def test_a_name_that_cannot_be_a_hub_id_is_not_asked_for(name: str, monkeypatch:
 
 def test_a_download_takes_no_code_and_no_pickle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, Any] = {}
+    (tmp_path / "model.safetensors").touch()
     monkeypatch.setattr(
         "huggingface_hub.snapshot_download", lambda model, **options: asked.update(options) or str(tmp_path)
     )
@@ -234,6 +235,7 @@ def test_a_download_takes_no_code_and_no_pickle(monkeypatch: pytest.MonkeyPatch,
 
 def test_the_pinned_revision_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Any] = []
+    (tmp_path / "model.safetensors").touch()
     monkeypatch.setattr(
         "huggingface_hub.snapshot_download",
         lambda model, revision=None, **_: asked.append(revision) or str(tmp_path),  # type: ignore[func-returns-value]
