@@ -88,7 +88,7 @@ class _Place(NamedTuple):
 
 def are_pickled(files: Sequence[Path]) -> bool:
     """Whether a model's weight files are from torch.save."""
-    return any(path.suffix == ".bin" for path in files)
+    return files[0].suffix == ".bin"
 
 
 def open_pickled(paths: Sequence[Path]) -> dict[str, MappedTensor]:
@@ -186,7 +186,8 @@ def _place(
     """Return the place of a tensor; raises ValueError if it is not within its entry and the file."""
     entry, item_bytes = _entry(entries, f"data/{tensor.storage.key}"), _TYPES[tensor.storage.type][2]
     numbers = (tensor.start, *tensor.shape)
-    if len(tensor.shape) > _MAX_AXES or any(type(number) is not int or number < 0 for number in numbers):
+    is_shape = isinstance(tensor.shape, tuple) and len(tensor.shape) <= _MAX_AXES
+    if not is_shape or any(type(number) is not int or number < 0 for number in numbers):
         raise ValueError(f"{name} has an impossible shape")
     count = math.prod(tensor.shape)
     dense = [math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]

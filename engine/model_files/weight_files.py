@@ -25,7 +25,7 @@ _NOT_WEIGHTS = ("adapter_", "consolidated", "optimizer", "training_")
 
 
 def weight_files(directory: Path, names: Collection[str] | None = None) -> list[Path]:
-    """Return the files with the weights of a model, all safetensors or all from torch.save. Raises ModelLoadError.
+    """Return the files with a model's weights: all safetensors, or all from torch.save. Raises ModelLoadError.
 
     `names` are the files of the model, even if the directory lacks the weights; None: those of the directory.
     One file takes precedence over an index, as in transformers, which removes neither when it saves the other.
@@ -83,7 +83,8 @@ def _shards(index: Path, pattern: str, there: Collection[str]) -> list[Path]:
     """Return the files that an index names; their names must match `pattern`."""
     directory = index.parent
     try:
-        names = sorted(set(parse_json(index)["weight_map"].values()))
+        if not (names := sorted(set(parse_json(index)["weight_map"].values()))):
+            raise ValueError("it names no files")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{index} is not a weight index ({error!r}); download it again") from error
     for name in names:

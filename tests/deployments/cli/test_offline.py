@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from deployments.cli import info
 from deployments.cli.info import Machine, describe, describe_encoder
@@ -58,6 +60,20 @@ def test_info_lists_unused_keys_and_files_and_what_a_start_would_refuse(tmp_path
     text = " ".join(result.stdout.replace("│", " ").split())
     assert "not used keys of config.json: swa_gate" in text and "files: pytorch_model.bin" in text
     assert "refused config.json has swa_gate, which Raydix does not know in a LlamaForCausalLM" in text
+
+
+def test_info_knows_weights_that_torch_has_saved(tmp_path: Path) -> None:
+    model = save_tiny("llama2", tmp_path)
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    result = raydix("info", str(model), "--device", "cpu")
+    assert result.returncode == 0, result.stderr
+    assert "in float32, 1 file(s)" in result.stdout and "files:" not in result.stdout
+    (model / "pytorch_model.bin").unlink()
+    (model / "pytorch_model.bin.index.json").write_text(
+        '{"metadata": {"total_size": 5000}, "weight_map": {"a": "pytorch_model-1.bin"}}'
+    )
+    assert "4.9 KiB in float32, not downloaded" in raydix("info", str(model), "--device", "cpu").stdout
 
 
 def test_info_says_how_many_requests_fit_with_windows_apart() -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.attention.kv_pages import KVPages
 from engine.kernels import native
-from engine.loading.mapped_tensors import open_tensors, release
+from engine.loading.checkpoint import open_checkpoint
+from engine.loading.mapped_tensors import release
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 NUM_LAYERS = 12
@@ -111,9 +112,16 @@ def test_an_engine_takes_little_more_memory_than_its_weights_and_kv(checkpoint: 
 
 
 @linux
-def test_a_released_tensor_is_in_memory_no_more(checkpoint: Path) -> None:
+@pytest.mark.parametrize("is_pickled", [False, True])
+def test_a_released_tensor_is_in_memory_no_more(checkpoint: Path, tmp_path: Path, is_pickled: bool) -> None:
+    if is_pickled:
+        weights: dict[str, torch.Tensor] = {}
+        for path in checkpoint.glob("*.safetensors"):
+            weights |= load_file(path)
+        torch.save(weights, tmp_path / "pytorch_model.bin")
+        del weights
     with ExitStack() as stack:
-        tensors = open_tensors(sorted(checkpoint.glob("*.safetensors")), stack)
+        tensors = open_checkpoint(tmp_path if is_pickled else checkpoint, stack)
         table = tensors["lm_head.weight"].read()
         torch.ones_like(table).sum()  # the code that sums lies in a file too
         before = resident("RssFile")

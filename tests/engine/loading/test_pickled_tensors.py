@@ -156,6 +156,7 @@ def test_a_tensor_within_its_memory_is_found(tmp_path: Path) -> None:
         (lambda path: with_pickle(path, of_tensor(shape=b"J\xff\xff\xff\xff\x85")), "an impossible shape"),
         (lambda path: with_pickle(path, of_tensor(shape=b"(" + b"K\1" * 9 + b"t")), "an impossible shape"),
         (lambda path: with_pickle(path, of_tensor(shape=NESTED)), "an impossible shape"),
+        (lambda path: with_pickle(path, of_tensor(shape=b"}", strides=b")")), "an impossible shape"),
         (lambda path: with_pickle(path, of_tensor(strides=b"K\x02\x85")), "are not next to each other"),
         (lambda path: with_pickle(path, of_tensor(strides=b")")), r"zip\(\) argument"),
         (

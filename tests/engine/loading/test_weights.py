@@ -181,6 +181,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (truncate, "not a complete safetensors file"),
     "empty": (lambda m: (m / "model.safetensors").write_bytes(b""), "not a complete safetensors file"),
     "bad index": (lambda m: write_index(m, "{}"), "not a weight index"),
+    "empty index": (lambda m: shard_index(m), "not a weight index.*names no files"),
     "missing shard": (lambda m: shard_index(m, a="model-1.safetensors"), "1 of 1 weight files are missing"),
     "path traversal": (lambda m: shard_index(m, a="../../secret.safetensors"), "same directory"),
     "absolute shard": (lambda m: shard_index(m, a="/etc/x.safetensors"), "same directory"),
