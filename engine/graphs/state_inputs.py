@@ -50,7 +50,7 @@ class StateInputs:
         device, num_tokens = first.device, num_rows * width
         number = torch.arange(num_rows, device=device)
         if width == 1:
-            return StateBatch(number, source, target, ())
+            return StateBatch(number, source.contiguous(), target.contiguous(), ())
         begin = first + replayed.cumsum(0) - replayed
         kept_after = torch.where(has_drafts > 0, replayed, replayed + count)
         end = begin + kept_after
