@@ -106,12 +106,7 @@ class GatedDeltaNet(nn.Module):
         return together
 
     def _strengths(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map [T, 2 * num_value_heads] to the logarithm of the decay and to the strength of the update, float32
-        [T, num_value_heads] each.
-        """
-        strength, decay = gates.chunk(2, 1)
-        decay = -self.log_decay.float().exp() * F.softplus(decay.float() + self.decay_bias)
-        return decay, strength.sigmoid().float()
+        return self.heads.strengths(gates, self.log_decay, self.decay_bias)
 
 
 def _states_of(step: AttentionStep) -> StateBatch:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from engine.attention.state_batch import StateBatch, StateRow
 from engine.attention.state_slots import LayerState
@@ -44,8 +45,21 @@ class DeltaInputs(NamedTuple):
         return DeltaInputs(*(part[tokens] for part in self))
 
 
+def strengths(
+    gates: torch.Tensor, log_decay: torch.Tensor, decay_bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Map [T, 2 * num_value_heads] to the logarithm of the decay and to the strength of the update, float32
+    [T, num_value_heads] each.
+    """
+    strength, decay = gates.chunk(2, 1)
+    decay = -log_decay.float().exp() * F.softplus(decay.float() + decay_bias)
+    return decay, strength.sigmoid().float()
+
+
 class NativeDeltaHeads:
     """A layer's heads. For one thread at a time."""
+
+    strengths = staticmethod(strengths)
 
     def __init__(
         self,

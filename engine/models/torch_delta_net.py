@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from engine.attention.state_batch import StateBatch
 from engine.attention.state_slots import LayerState
 from engine.model_parts.parts import DeltaNetConfig
-from engine.models.native_delta_net import DeltaInputs
+from engine.models.native_delta_net import DeltaInputs, strengths
 
 _PIECE = 64
 """Most tokens whose updates are computed together."""
@@ -20,6 +20,8 @@ _UNIT_EPS = 1e-6
 
 class TorchDeltaHeads:
     """A layer's heads. Does what `NativeDeltaHeads` does on a CPU."""
+
+    strengths = staticmethod(strengths)
 
     def __init__(self, shape: DeltaNetConfig, conv: torch.Tensor, norm: torch.Tensor, eps: float) -> None:
         """conv: [channels, kernel]; norm: [value_dim]."""
@@ -56,13 +58,10 @@ class TorchDeltaHeads:
         seen = torch.cat((state.inputs.index_select(0, sources), inputs.mixed[:, None]), 1)
         state.inputs.index_copy_(0, targets, seen[:, 1:])
         query, key, value = self._split(F.silu((seen * self._conv.t()).sum(1)))
-        return self._advance_slots(
-            state.matrices, sources, targets, query, key, value, inputs.decay, inputs.strength
-        )
-
-    def _advance_slots(self, slots: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-        """Implement `advance_slots`."""
-        return advance_slots(slots, *inputs)
+        matrices = state.matrices.index_select(0, sources)
+        found = advance(matrices, query, key, value, inputs.decay, inputs.strength)
+        state.matrices.index_copy_(0, targets, matrices)
+        return found
 
     def _advance_rows(self, inputs: DeltaInputs, state: LayerState, batch: StateBatch) -> torch.Tensor:
         """Implement `advance` where some row is not plain; return the results of replayed tokens too."""
@@ -124,19 +123,6 @@ class TorchDeltaHeads:
             _unit(part.unflatten(1, (-1, shape.key_dim))).repeat_interleave(each, 1) for part in (query, key)
         )
         return query * shape.key_dim**-0.5, key, value.unflatten(1, (-1, shape.value_dim))
-
-
-def advance_slots(
-    slots: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *inputs: torch.Tensor
-) -> torch.Tensor:
-    """Advance the states of D rows by one token, each from its source to its target; return [D, H, value_dim].
-
-    slots: float32 [num_slots, H, key_dim, value_dim]; sources, targets: int64 [D]; inputs: as of `advance`
-    """
-    matrices = slots.index_select(0, sources)
-    found = advance(matrices, *inputs)
-    slots.index_copy_(0, targets, matrices)
-    return found
 
 
 def advance(

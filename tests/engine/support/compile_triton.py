@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 from engine.attention.triton import TritonAttention
 from engine.kernels import triton as kernels
 from engine.kernels.delta_pieces import Advance, StatePieces
-from engine.kernels.triton.delta_net import advance_slots
+from engine.kernels.triton.delta_net import advance_decodes, convolve_decodes, gated, strengths
 from engine.kernels.triton.delta_prompts import advance_rows, convolve
 from engine.kernels.triton.extend import query_tiles
 from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma
@@ -205,10 +205,16 @@ def routing() -> None:
     route(torch.zeros(3, 128, dtype=BRAIN), 8, True)
 
 
-def delta_net() -> None:
+def delta_net(dtype: torch.dtype) -> None:
     """A decode of a Qwen3-Next layer, but for fewer heads."""
-    slots, at = torch.zeros(3, 2, 128, 128), torch.zeros(2, dtype=torch.int64)
-    advance_slots(slots, at, at, *torch.zeros(3, 2, 2, 128), *torch.zeros(2, 2, 2))
+    at, gates = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 4, dtype=dtype)
+    mixed, z = torch.zeros(2, 768, dtype=dtype).tensor_split((512,), dim=1)
+    inputs, conv = torch.zeros(3, 3, 512, dtype=dtype), torch.zeros(512, 4, dtype=dtype)
+    convolved = convolve_decodes(mixed, conv, inputs, at, at)
+    found = advance_decodes(
+        torch.zeros(3, 2, 128, 128), at, at, convolved, *strengths(gates, gates[0, :2], gates[1, :2])
+    )
+    gated(found, z, inputs[0, 0, :128], 1e-6)
 
 
 def delta_prompts() -> None:
@@ -234,6 +240,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(int4, 64, HALF),
         partial(few_rows, BRAIN, 4096, 14_336),
         partial(sum_of_ranks, 2, 4096),
+        partial(delta_net, BRAIN),
         partial(experts, 16),
         *(partial(quantized_experts, INT4, num_tokens, HALF) for num_tokens in (16, 1024)),
         partial(quantized_experts, Fp8BlockLinear, 1024, BRAIN),
@@ -244,6 +251,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
     86: (partial(experts, 2048), delta_prompts),
     89: (
         partial(attention, BRAIN, FP8, Heads(8, 2, 128), 64),
+        partial(delta_net, BRAIN),
         partial(attention, BRAIN, FP8, _LATENT, 64, rows=DECODES),
         partial(quantized_experts, Fp8BlockLinear, 16, BRAIN),
     ),
@@ -279,7 +287,8 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(sampling, 1),
         rows,
         routing,
-        delta_net,
+        partial(delta_net, BRAIN),
+        partial(delta_net, torch.float32),
         delta_prompts,
         partial(merging, BRAIN),
     ),
@@ -288,6 +297,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),
         partial(attention, BRAIN, BRAIN, _LATENT, 64, rows=DECODES),
         partial(rounding, BRAIN, 8192, 28_672),
+        partial(delta_net, BRAIN),
         partial(few_rows_fp8, 4096, 4096),
         *(partial(blocks, num_rows, 4096, 4096) for num_rows in (64, 128)),
         partial(int4, 8, BRAIN),

@@ -27,10 +27,12 @@ from cache import Namespace
 from engine.kernels.triton.launch import compiling
 from engine.loading.load_model import load_model
 from engine.loading.warm_up import warm_steps
+from engine.models.triton_delta_net import TritonDeltaHeads
 from engine.runner.model_runner import ModelRunner
 from engine.sampling.sampler import Sampler
 from engine.sampling.triton_chooser import TritonChooser
 from engine.settings.config import EngineConfig
+from engine.settings.drafting import Speculation
 from engine.values.plan import Chunk, StepPlan
 from engine.values.request import Request
 from engine.values.sampling_params import SamplingParams
@@ -56,6 +58,20 @@ BLOCKS = EXPERTS | {
     "moe_intermediate_size": 128,
     "head_dim": 32,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+RECURRENT = DENSE | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 2,
+    "full_attention_interval": 2,
+    "partial_rotary_factor": 0.5,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 0,
+    "mlp_only_layers": [0, 1],
 }
 FOUR_BITS = BLOCKS | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}
 ASKED: tuple[dict[str, Any], ...] = (
@@ -87,7 +103,13 @@ def runner_of(raw: dict[str, Any], directory: Path) -> ModelRunner:
     """Return a runner on the CPU that launches what one on a GPU does."""
     (directory / "config.json").write_text(json.dumps(raw))
     config = EngineConfig(
-        str(directory), device="cpu", attention="reference", page_size=PAGE_SIZE, kv_pages=PAGES, threads=1
+        str(directory),
+        device="cpu",
+        attention="reference",
+        page_size=PAGE_SIZE,
+        kv_pages=PAGES,
+        threads=1,
+        speculation=Speculation(method="ngram", max_drafts=MAX_DRAFTS),
     )
     with patch("engine.runner.model_runner.sampler_for", lambda eos, device: Sampler(eos, TritonChooser())):
         return with_our_kernels(load_model(config, load_weights=random_decoder))
@@ -133,6 +155,7 @@ def later(raw: dict[str, Any], num_steps: int) -> tuple[int, list[str], int, lis
     with (
         TemporaryDirectory() as directory,
         patch.object(JITFunction, "run", lambda kernel, *args, **options: keys.run(kernel, *args, **options)),
+        patch("engine.models.delta_net.kind_of_heads", lambda shape, conv: TritonDeltaHeads),
     ):
         runner = runner_of(raw, Path(directory))
         torch.use_deterministic_algorithms(True)  # Memory that nobody wrote has numbers that nobody expects.
@@ -163,7 +186,13 @@ def main() -> None:
         )
     )
     reports = {}
-    models = (("dense", DENSE, 300), ("experts", EXPERTS, 100), ("blocks", BLOCKS, 60), ("int4", FOUR_BITS, 60))
+    models = (
+        ("dense", DENSE, 300),
+        ("experts", EXPERTS, 100),
+        ("blocks", BLOCKS, 60),
+        ("int4", FOUR_BITS, 60),
+        ("recurrent", RECURRENT, 100),
+    )
     for name, raw, num_steps in models:
         warm, new, replayed, kinds = later(raw, num_steps)
         reports[name] = {"warm": warm, "new": new, "replayed": replayed, "kinds": kinds}

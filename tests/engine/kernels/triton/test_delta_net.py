@@ -1,12 +1,15 @@
-"""Gated delta nets by the kernels: decodes beside the recurrence in torch, prompts beside that in float64."""
+"""Gated delta nets by the kernels: decodes beside torch in float32, prompts beside the recurrence in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 from engine.attention.pinned import to_device
@@ -15,11 +18,13 @@ from engine.attention.state_slots import LayerState
 from engine.kernels.delta_pieces import PIECE
 from engine.kernels.triton import delta_net
 from engine.model_parts.parts import DeltaNetConfig
+from engine.models import delta_net as layers
 from engine.models.delta_net import GatedDeltaNet
-from engine.models.torch_delta_net import TorchDeltaHeads, advance_slots
+from engine.models.torch_delta_net import TorchDeltaHeads
 from engine.models.triton_delta_net import TritonDeltaHeads
 from tests.engine.support.delta_nets import (
     EPS,
+    FACTS,
     Inputs,
     Run,
     copy_of,
@@ -28,6 +33,7 @@ from tests.engine.support.delta_nets import (
     recurrence,
     state_of,
     step_of,
+    wide,
     without_z,
 )
 from tests.engine.support.devices import DEVICE
@@ -37,33 +43,91 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Largest error of outputs and states of size about 1. Queries, keys and values are rounded to the type."""
 
 
-@pytest.mark.parametrize(("heads", "keys", "values"), [(2, 128, 128), (3, 16, 24), (1, 64, 7), (4, 96, 40)])
-@pytest.mark.parametrize(("sources", "targets"), [([5, 0, 3], [5, 0, 3]), ([6, 6], [1, 4]), ([2], [2])], ids=str)
-def test_states_advance_as_by_torch(
-    heads: int, keys: int, values: int, sources: list[int], targets: list[int]
-) -> None:
-    """Rows advance where they are, or resume from a state that others read too; no other slot changes."""
-    generator = torch.Generator().manual_seed(heads * values)
-    rows = len(sources)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(DEVICE)
-
-    slots = random(7, heads, keys, values)
-    inputs = random(rows, heads, keys), random(rows, heads, keys) / keys**0.5, random(rows, heads, values)
-    gates = -random(rows, heads).abs(), random(rows, heads).sigmoid()
-    places = torch.tensor(sources, device=DEVICE), torch.tensor(targets, device=DEVICE)
-    ours, theirs = slots.clone(), slots.clone()
-    found = delta_net.advance_slots(ours, *places, *inputs, *gates)
-    expected = advance_slots(theirs, *places, *inputs, *gates)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    others = [slot for slot in range(7) if slot not in targets]
-    assert torch.equal(ours[others], slots[others])
-
-
 def there(state: LayerState) -> LayerState:
     return LayerState(*(part.to(DEVICE) for part in state))
+
+
+@pytest.mark.parametrize("dtype", _TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [*_SHAPES, DeltaNetConfig(1, 2, 128, 128, 4), DeltaNetConfig(2, 6, 16, 7, 5)])
+@pytest.mark.parametrize(("sources", "targets"), [([5, 0, 3], [5, 0, 3]), ([6, 6], [1, 4]), ([2], [2])], ids=str)
+def test_decodes_are_those_of_torch(
+    shape: DeltaNetConfig, dtype: torch.dtype, sources: list[int], targets: list[int]
+) -> None:
+    """Rows advance where they are, or resume from a state that others read too; no other slot changes. Slots are
+    columns of a table, as in graphs. Results are the same before the gated norm, as between pieces of graphs.
+    """
+    torch.manual_seed(shape.channels)
+    layer, state = layer_of(shape), state_of(shape, dtype)
+    inputs, conv, norm = inputs_of(layer, len(sources), dtype), layer.conv.to(dtype), layer.norm.to(dtype)
+    table = torch.tensor([sources, targets]).t().contiguous()
+    batch = StateBatch(torch.arange(len(sources)), table[:, 0], table[:, 1], ())
+    theirs = copy_of(state, torch.float32)
+    before = copy_of(theirs)
+    by_torch = TorchDeltaHeads(shape, conv.float(), norm.float(), EPS)
+    expected = wide(inputs).run(by_torch, theirs, batch)
+    expected_before = by_torch.advance(wide(inputs).of_heads[0], before, batch)
+
+    ours, others = there(copy_of(state)), there(copy_of(state))
+    heads = TritonDeltaHeads(shape, conv.to(DEVICE), norm.to(DEVICE), EPS)
+    on_device, moved = Inputs(*(part.to(DEVICE) for part in inputs)), to_device(batch, DEVICE)
+    found = on_device.run(heads, ours, moved)
+    found_before = heads.advance(on_device.of_heads[0], others, moved)
+
+    error = 1e-5 if dtype == torch.float32 else _TOLERANCE[dtype]
+    assert found.dtype == dtype and found_before.dtype == torch.float32
+    for mine, other in ((found, expected), (found_before, expected_before), (ours.matrices, theirs.matrices)):
+        torch.testing.assert_close(mine.cpu().float(), other, rtol=error, atol=error)
+    assert torch.equal(ours.inputs.cpu().float(), theirs.inputs)
+    assert torch.equal(ours.inputs, others.inputs) and torch.equal(ours.matrices, others.matrices)
+    untouched = [slot for slot in range(len(state.inputs)) if slot not in targets]
+    assert torch.equal(ours.inputs.cpu()[untouched], state.inputs[untouched])
+    assert torch.equal(ours.matrices.cpu()[untouched], state.matrices[untouched])
+
+
+@pytest.mark.parametrize("dtype", _TOLERANCE, ids=str)
+def test_strengths_are_those_in_float64(dtype: torch.dtype) -> None:
+    """To the digits of float32, also where a state hardly decays or is forgotten."""
+    heads, tokens = 5, 70
+    gates = torch.randn(tokens, 2 * heads, generator=torch.Generator().manual_seed(1)).to(dtype)
+    gates[:9, heads:] = torch.tensor([-80.0, -30, -17, -9, -1, 0, 17, 30, 80]).to(dtype)[:, None]
+    gates[:9, :heads] = gates[:9, heads:]
+    log_decay, decay_bias = torch.linspace(-2, 3, heads), torch.linspace(-1, 1, heads)
+    x = gates[:, heads:].double() + decay_bias.double()
+    decay = -log_decay.double().exp() * torch.log1p(x.exp())
+    found = delta_net.strengths(*(part.to(DEVICE) for part in (gates, log_decay, decay_bias)))
+    for mine, other in zip(found, (decay, gates[:, :heads].double().sigmoid()), strict=True):
+        assert mine.dtype == torch.float32 and mine.is_contiguous()
+        torch.testing.assert_close(mine.cpu().double(), other, rtol=2e-6, atol=0.0)
+
+
+class Kernels(TorchDispatchMode):
+    """Names the operations that launch kernels: all that neither view nor only allocate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        if not func.is_view and func.overloadpacket.__name__ != "empty":
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_decode_launches_four_kernels_besides_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(5)
+    layer = layer_of(_SHAPES[0]).to(DEVICE)
+    monkeypatch.setattr(layers, "kind_of_heads", lambda shape, conv: TritonDeltaHeads)
+    launched: list[str] = []
+    monkeypatch.setattr(delta_net, "launch", lambda kernel, *args, **options: launched.append(kernel.__name__))
+    state, slots = there(state_of(_SHAPES[0], torch.float32)), torch.tensor([1, 4], device=DEVICE)
+    step = SimpleNamespace(batch=SimpleNamespace(states=StateBatch.of_decodes(slots)))
+    x = torch.randn(2, FACTS.hidden_size, device=DEVICE)
+    with Kernels() as kernels:
+        layer(x, cast(Any, None), cast(Any, step), state)
+    assert launched == ["_strengths", "_convolve", "_advance", "_gate"]
+    assert kernels.names == ["mm"] * 3
 
 
 def run_on(device: torch.device, heads: TritonDeltaHeads, runs: Sequence[Run], state: LayerState) -> torch.Tensor:
