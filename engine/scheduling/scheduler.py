@@ -91,6 +91,7 @@ class Scheduler:
         """Prefixes lent to other engines, between two steps."""
         self._ending: dict[str, FinishReason] = {}  # requests to end between two steps, and why
         self._num_steps = self._num_finished = self._num_in_flight = self._num_planned = 0
+        self._drafts_in_flight = 0
         self._num_elsewhere = 0  # decodes that a step without any delays, in a pipeline
 
     def share(self, namespace: Namespace, token_ids: Sequence[int]) -> int:
@@ -158,7 +159,8 @@ class Scheduler:
         if self.allocator.is_starved or self.allocator.is_swapping:
             return True
         return self.num_micro_batches == 1 and (  # else a request that decodes waits for its result in any case
-            any(request.needs_previous_result for request in running)
+            self._drafts_in_flight > 0
+            or any(request.needs_previous_result for request in running)
             or (speculator.is_on and any(r.tokens[-1] == PENDING and speculator.wants(r) for r in running))
         )
 
@@ -186,6 +188,7 @@ class Scheduler:
         step.to_host.add(allocator.host.take_copies())
         plan = step.build(ended)
         self._num_in_flight += not plan.is_empty
+        self._drafts_in_flight += plan.num_drafts
         return plan
 
     def _place_decodes(self, step: StepBuilder, now: float) -> None:
@@ -342,11 +345,13 @@ class Scheduler:
             self.speculator.stepped(len(plan.chunks), plan.num_drafts, plan.num_prefill, now)
         self._num_steps += 1
         self._num_in_flight -= 1
+        self._drafts_in_flight -= plan.num_drafts
         return events
 
     def fail(self, plan: StepPlan, message: str, now: float) -> list[StreamDelta]:
         """End all requests of a step that failed. The content of their pages is unknown, so no KV is kept."""
         self._num_in_flight -= 1
+        self._drafts_in_flight -= plan.num_drafts
         self.allocator.host.failed(plan)
         ended = [
             self._end(chunk.request.leader or chunk.request, "error", now, keep=False, error=message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.drafting.ngram import NgramDrafter
+from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.stats import StepStats
 from engine.values.beam_search import BeamParams
+from engine.values.request import Request
 from tests.engine.support.draft_sources import ScriptedDrafts
 from tests.engine.support.hash_model import says
 from tests.engine.support.script import EOS, Script
@@ -93,6 +96,34 @@ def test_right_draft_tokens_save_steps() -> None:
     a = script.arrive(range(1, 11), max_tokens=60)
     assert steps_of(script, a) < 30
     assert script.tokens(a) == script.undisturbed(a)
+
+
+class FailsFor(ScriptedDrafts):
+    """Fails when it is asked to draft for one request."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
+        if self._name in {request.request_id for request in requests}:
+            raise RuntimeError("scripted failure")
+        return super().propose(requests, max_tokens)
+
+
+def test_a_drafter_that_fails_within_a_step_that_has_its_drafts_changes_no_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is asked for deferrable requests after the others, whose drafts are then in the step."""
+    monkeypatch.setattr(PrefillBudget, "num_deferrable_decodes", lambda *_, **__: 4)  # whatever time they take
+    script = Script(num_pages=200, overlap=True, drafter=FailsFor("later"))
+    a = script.arrive(range(1, 11), max_tokens=40)
+    for _ in range(4):
+        script.step()
+    later = script.arrive(range(1, 8), max_tokens=40, name="later", is_deferrable=True)
+    script.run()
+    assert not script.scheduler.speculator.is_on
+    assert [script.tokens(name) for name in (a, later)] == [script.undisturbed(name) for name in (a, later)]
 
 
 def test_the_token_after_the_draft_tokens_counts_too() -> None:
