@@ -149,6 +149,7 @@ def _places(path: Path) -> dict[str, _Place]:
             return {name: _place(file, size, entries, name, tensor) for name, tensor in tensors.items()}
     except (
         OSError,
+        EOFError,
         ArithmeticError,
         ValueError,
         LookupError,

@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import random
+import struct
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -185,6 +186,18 @@ def test_other_files_are_refused(tmp_path: Path, write: Callable[[Path], object]
     with pytest.raises(ModelLoadError, match=rf"(?s)pytorch_model\.bin is not a file in which .*{said}"):
         open_pickled([path])
     assert not (tmp_path / "made").exists()
+
+
+def test_a_file_whose_directory_promises_more_than_there_is_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "pytorch_model.bin", some_tensors())
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        [name] = (each for each in archive.namelist() if each.endswith("data.pkl"))
+    at = content.index(name.encode(), content.index(b"PK\1\2")) - 46
+    content[at + 20 : at + 28] = struct.pack("<LL", len(content) + 1000, len(content) + 1000)
+    path.write_bytes(content)
+    with pytest.raises(ModelLoadError, match="is not a file in which torch"):
+        open_pickled([path])
 
 
 def test_a_big_endian_file_is_refused(tmp_path: Path) -> None:
