@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 _NUM_MEASURED = 9
 """Number of steps whose median is taken, so that a single delayed step does not move it."""
+_LEAST_MEASURED = 3
+"""Number of steps with draft tokens before their cost counts."""
 _PLAIN_EVERY = 64
 """One in so many steps has no draft tokens, for comparison."""
 _DECAY = 0.9
@@ -52,9 +54,11 @@ class DraftCost:
             costs.drafts.append((seconds - plain) / num_drafts)
 
     def per_draft_token(self, num_requests: int) -> float:
-        """Return the cost of one draft token, in tokens of a plain step; 0 until it was measured."""
+        """Return the cost of one draft token, in tokens of a plain step; 0 until it was measured. A few steps are
+        measured: a single delayed one could otherwise end drafting, and with it all measurements.
+        """
         costs = self._of(num_requests)
-        if not costs.plain or not costs.drafts:
+        if not costs.plain or len(costs.drafts) < _LEAST_MEASURED:
             return 0.0
         return max(0.0, statistics.median(costs.drafts)) / max(statistics.median(costs.plain), 1e-9)
 
