@@ -11,6 +11,10 @@ from engine.values.request import Request
 class Drafter(Protocol):
     """Proposes draft tokens. It may be wrong, late or silent: only speed depends on it."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is drafting on the device, behind the last planned step, for the next one."""
+
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
         """Propose for each request up to `max_tokens` (one number each, at least 1) tokens to follow its last one.
 

@@ -24,6 +24,9 @@ _MOST_INDEXED = 4096
 class NgramDrafter:
     """Drafts from each request's own tokens. Constant work per token, bounded memory per request."""
 
+    has_begun = False
+    """Implements `Drafter.has_begun`."""
+
     def __init__(
         self, min_match: int = 2, max_match: int = 8, window: int = 16_384, most_places: int = _MOST_PLACES
     ) -> None:

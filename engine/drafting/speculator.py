@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from engine.drafting.base import Drafter
 from engine.drafting.payoff import DraftCost, Payoff
-from engine.values.request import PENDING, Request
+from engine.values.request import Request
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +26,6 @@ class Speculator:
         self._cost = DraftCost()
         self._payoffs: dict[str, Payoff] = {}
         self._stepped_at: float | None = None
-        self._drafts_behind = False  # whether the drafter has ever drafted behind a step
-        self._is_behind = False  # whether it does so behind the last planned step
         self._is_due = False  # whether a step without drafts is due that has none to wait for
         self._has_waited = False  # whether the next step without drafts that is applied has waited for some
 
@@ -50,9 +48,11 @@ class Speculator:
         prefill makes progress, and never pass a request's end.
         """
         drafts: list[Sequence[int]] = [()] * len(requests)
-        was_behind, self._is_behind = self._is_behind, False
-        self._has_waited |= was_behind
-        if not requests or not self.is_on or (self._adaptive and self._is_plain_due(len(requests), was_behind)):
+        if not requests or self.drafter is None:
+            return drafts
+        has_begun = self.drafter.has_begun
+        self._has_waited |= has_begun
+        if self._adaptive and self._is_plain_due(len(requests), has_begun):
             return drafts
         cost = self._cost.per_draft_token(len(requests)) if self._adaptive else 0.0
         most = min(self._max_drafts, room // 2 // len(requests))
@@ -64,8 +64,6 @@ class Speculator:
         if not wanted:
             return drafts
         found = self._ask([requests[index] for index in wanted], list(wanted.values()))
-        self._drafts_behind |= any(PENDING in draft[:1] for draft in found)
-        self._is_behind = self._drafts_behind and any(found)
         for index, draft in zip(wanted, found, strict=True):
             drafts[index] = draft
             if not draft and self._adaptive:
@@ -95,12 +93,12 @@ class Speculator:
         if self.drafter is not None:
             self.drafter.forget(request)
 
-    def _is_plain_due(self, num_requests: int, was_behind: bool) -> bool:
-        """Whether the next step should have no drafts, for comparison. If drafts that it does not use are computed
-        behind the last step, the one after it should have none either.
+    def _is_plain_due(self, num_requests: int, has_begun: bool) -> bool:
+        """Whether the next step should have no drafts, for comparison. If the drafter has begun with some, which
+        this step does not use, the one after it should have none either.
         """
         is_due = self._cost.is_due(num_requests) or self._is_due
-        self._is_due = is_due and was_behind
+        self._is_due = is_due and has_begun
         return is_due
 
     def _ask(self, requests: Sequence[Request], most: Sequence[int]) -> list[Sequence[int]]:

@@ -76,9 +76,14 @@ class DraftModel:
         self._num_calls = 0  # Serves as its cache's clock.
         self.behind: DraftsBehind | None = None
         """Computes drafts behind steps, if `after` is called with each of these; None without graphs."""
-        self._drafting: Sequence[str] = ()  # the requests for which the last call drafted
+        self._drafting: list[str] = []  # the requests for which it has drafted since the last step
         self._next: NextDrafts | None = None  # the drafts behind the last step
         self._error: Exception | None = None  # with which these could not be planned
+
+    @property
+    def has_begun(self) -> bool:
+        """Implement `Drafter.has_begun`."""
+        return self._next is not None
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
@@ -92,14 +97,14 @@ class DraftModel:
         }
         drafts = self._drafts_behind(most)
         drafts |= self._drafts_now({request: count for request, count in most.items() if request not in drafts})
-        self._drafting = [request.request_id for request, draft in drafts.items() if draft]
+        self._drafting += [request.request_id for request, draft in drafts.items() if draft]
         return [drafts.get(request, ()) for request in requests]
 
     def _drafts_behind(self, most: Mapping[Request, int]) -> dict[Request, Sequence[int]]:
         """Return the drafts that were computed behind the last step, of up to so many tokens. Raises the error
         with which they could not be.
         """
-        behind, self._next = self._next, None
+        behind = self._next
         if self._error is not None:
             raise self._error
         if behind is None:
@@ -107,8 +112,8 @@ class DraftModel:
         behind.underway.check()
         drafts: dict[Request, Sequence[int]] = {}
         for request, count in most.items():
-            if request.request_id in behind.underway.rows:
-                follower = self._followers[request.request_id]
+            follower = self._followers.get(request.request_id)
+            if follower is not None and request.request_id in behind.underway.rows:
                 self._take_over(follower)
                 follower.most = count
                 drafts[request] = [PENDING] * min(count, behind.underway.width)
@@ -136,7 +141,7 @@ class DraftModel:
         """Plan the drafts to compute behind a step, for requests for which it drafted. Call it once for each step,
         when it is prepared.
         """
-        names, self._drafting, self._next = self._drafting, (), None
+        names, self._drafting, self._next = self._drafting, [], None
         followers = {name: self._followers[name] for name in names if name in self._followers}
         if self.behind is not None and followers and plan.num_drafts:
             try:

@@ -75,7 +75,7 @@ class DraftsBehind:
         if not self._chains.fits(start, num_calls):
             return False
         try:
-            copies = cache.extend(follower.lease, start.position + count + follower.most - 1)
+            copies = cache.extend(follower.lease, start.position + count + num_calls)
         except OutOfPages:
             return False
         assert not copies, "its first pages were copied before it drafted"

@@ -27,6 +27,7 @@ from engine.runner.layer_drafter import LayerDrafter, LayerRunner
 from engine.runner.model_runner import ModelRunner
 from engine.runner.next_drafts import DraftsUnderway, NextDrafts
 from engine.runner.prepared_step import PreparedStep
+from engine.scheduling.prefill_budget import PrefillBudget
 from engine.settings.config import EngineConfig
 from engine.values.plan import Chunk, StepPlan, num_accepted
 from engine.values.request import PENDING, Request
@@ -185,6 +186,25 @@ def test_drafts_behind_steps_are_those_that_the_host_would_ask_for(
     assert any(step.num_draft_tokens and step.num_prefill_tokens for step in behind.run.steps)
     pages = runner_of(behind.run).pages
     assert not pages.data[:, :, pages.null_page].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deferrable_requests_are_drafted_for_behind_the_same_steps_as_others(
+    configs: Configs, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drafter is asked twice for a step: for the others, then for these."""
+    monkeypatch.setattr(PrefillBudget, "num_deferrable_decodes", lambda *_, **__: 4)  # whatever time they take
+    config = configs(kind)(overlap=True)
+    both, plain = Noted(config, monkeypatch), Run(dataclasses.replace(config, speculation=None))
+    for run in (both.run, plain):
+        for number in range(4):
+            asked = SamplingParams(max_tokens=24, temperature=0)
+            run.submit(str(number), [number, 3, 5], asked, is_deferrable=number > 1)
+        run.finish()
+    assert [both.run.tokens(str(number)) for number in range(4)] == [
+        plain.tokens(str(number)) for number in range(4)
+    ]
+    assert both.num_asked == 4 < both.num_behind, "only the first draft of each"
 
 
 def sampling(rng: random.Random, room: int) -> SamplingParams:

@@ -18,7 +18,7 @@ class Scripted:
     def __init__(self) -> None:
         self.asked: list[dict[str, int]] = []
         self.is_silent = self.is_broken = False
-        self.token = 1
+        self.token, self.has_begun = 1, False
         self.forgotten: list[str] = []
 
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
@@ -52,6 +52,7 @@ class Rig:
         its draft tokens.
         """
         [draft] = self.speculator.propose([one], 100)
+        self.drafter.has_begun = PENDING in draft
         num_accepted = int(accepted * len(draft))
         self.now += 1.0 + cost * len(draft) + wait
         self.speculator.verified(one, len(draft), num_accepted)
@@ -98,6 +99,13 @@ def test_wrong_draft_tokens_that_cost_nothing_stay_on() -> None:
     rig, one = Rig(), request()
     held = [rig.step(one, accepted=0.0) for _ in range(100)]
     assert sum(count == 4 for count in held) > 90
+
+
+def test_one_slow_step_does_not_end_drafting() -> None:
+    """Without drafts, their cost would never be measured again."""
+    rig, one = Rig(), request()
+    held = [rig.step(one, cost=10.0 if at == 1 else 0.0) for at in range(60)]
+    assert held == [0] + [4] * 59
 
 
 def test_one_request_s_luck_is_not_another_s() -> None:

@@ -12,6 +12,8 @@ from tests.engine.support.hash_model import VOCABULARY, next_token
 class ScriptedDrafts:
     """Knows the scripted model and is wrong now and then. `right`: how often a draft token is what comes."""
 
+    has_begun = False
+
     def __init__(self, right: float = 1.0, most: int = 99) -> None:
         self.right, self._most = right, most
         self._random = random.Random(5)
