@@ -21,8 +21,8 @@ from engine.models.torch_delta_net import TorchDeltaHeads
 _QWEN3_NEXT = DeltaNetConfig(16, 32, 128, 128, 4)
 _TINY = DeltaNetConfig(2, 4, 16, 32, 4)
 _MOST = 0.03
-"""Largest error of a token's result, relative to its size: bfloat16 rounds the convolution's outputs, and each
-norm's and gate's. Single numbers of long prompts may be off by more."""
+"""Largest norm of a token's error, divided by the norm of its result. In bfloat16, the outputs of the convolution,
+of norms and of gates are rounded. Single numbers of long prompts may be off by more."""
 _EPS = 1e-6
 
 

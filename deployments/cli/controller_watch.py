@@ -19,7 +19,7 @@ class Gone(UserError):
 
 
 class ControllerWatch:
-    """Asks Serve's controller for its applications, in its own thread, because it may not answer."""
+    """Asks Serve's controller for its applications. It has a thread for this: the controller may not answer."""
 
     def __init__(self, ask: Callable[[], bool]) -> None:
         """`ask` returns whether there are applications, and may raise anything."""

@@ -13,7 +13,7 @@ class Drafter(Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Whether it is drafting on the device, behind the last planned step, for the next one."""
+        """Whether it drafts for the next step on the device, behind the last planned one."""
 
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
         """Propose for each request up to `max_tokens` (one number each, at least 1) tokens to follow its last one.
